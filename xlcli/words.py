@@ -18,6 +18,7 @@ from __future__ import annotations
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from itertools import chain, islice
 from typing import Any, NamedTuple
 
@@ -51,35 +52,31 @@ class Boundaries:
 
     def __init__(self, *, punctuation: bool) -> None:
         self._punctuation = punctuation
-        self._ascii = [self._kind(chr(code)) for code in range(128)]
 
     def first(self, text: bytes) -> int:
         """Kind of the first character of a token; LETTER if the token begins within a character."""
         if not text:
             return LETTER
-        if text[0] < len(self._ascii):
-            return self._ascii[text[0]]
-        return self._kind(text[:4].decode("utf-8", "surrogateescape")[0])
+        return _kind(text[:4].decode("utf-8", "surrogateescape")[0], punctuation=self._punctuation)
 
     def last(self, text: bytes) -> int:
         """Kind of the last character of a word so far; LINE_END if white space follows it already."""
         if not text:
             return LINE_END
-        if text[-1] < len(self._ascii):
-            kind = self._ascii[text[-1]]
-        else:
-            kind = self._kind(text[-4:].decode("utf-8", "surrogateescape")[-1])
+        kind = _kind(text[-4:].decode("utf-8", "surrogateescape")[-1], punctuation=self._punctuation)
         if kind == BLANK and text.decode("utf-8", "replace").strip(BLANKS):
             return LINE_END
         return kind
 
-    def _kind(self, char: str) -> int:
-        if char in BLANKS:
-            return LINE_END if char == "\n" else BLANK
-        if char.isprintable() and _SINGLE.match(char):
-            return CHARACTER
-        is_letter = char.isalnum() or char in _INSIDE or unicodedata.category(char)[0] in "MC"
-        return LETTER if is_letter or not self._punctuation else PUNCTUATION
+
+@cache  # every token begins and ends with a character
+def _kind(char: str, *, punctuation: bool) -> int:
+    if char in BLANKS:
+        return LINE_END if char == "\n" else BLANK
+    if char.isprintable() and _SINGLE.match(char):
+        return CHARACTER
+    is_letter = char.isalnum() or char in _INSIDE or unicodedata.category(char)[0] in "MC"
+    return LETTER if is_letter or not punctuation else PUNCTUATION
 
 
 def ends(last: int, first: int) -> bool:

@@ -195,7 +195,8 @@ class _Evaluation(NamedTuple):
     def _notices_on_text(self) -> Iterator[Notice]:
         """What a reader of the score should know of the text and its tokens."""
         model, text, options = self.model, self.text, self.options
-        yield from map(Notice, model.tokenizer.take_notices())
+        if model.tokenizer.caveat is not None:
+            yield Notice(model.tokenizer.caveat)
         coverage = Coverage(model.tokenizer, model.name)
         coverage.add(text.tokens.ids, text.tokens.sizes(slice(None)))  # with the tokens of contexts
         yield from coverage.notices()
@@ -343,8 +344,7 @@ def _read(
         yield from check_regions(corpus, options.region_column)
     starts = None
     if options.reset_on_change is not None:
-        yield from _check_values(corpus, options.reset_on_change, options)
-        starts = _story_starts(corpus, options.reset_on_change)
+        starts = yield from _check_values(corpus, options.reset_on_change, options)
     by_document = options.reading(model.config.model, model.config.train.reading).reset_on_document
     text = yield from tokenize(corpus, model.tokenizer, options.limit, by_document=by_document, starts=starts)
     if options.online_option and len(text.documents) > 1:
@@ -370,12 +370,16 @@ def _held_out_text(model: LoadedModel, options: EvalConfig) -> Corpus:
     return Corpus([source], documents=documents)
 
 
-def _check_values(corpus: Corpus, key: str, options: EvalConfig) -> Iterator[Notice]:
-    """Notices on empty values of `key`, and on stories that come back; `DataError` if a row lacks the key."""
+def _check_values(corpus: Corpus, key: str, options: EvalConfig) -> Generator[Notice, None, list[int]]:
+    """Notices on empty values of `key`, and on stories that come back; `DataError` if a row lacks the key.
+
+    Returns where the rows begin whose value differs from that of the row before.
+    """
+    starts: list[int] = []
     empty, returning = list[str](), list[str]()  # places of rows
     values: set[str] = set()
-    before = ""
-    for _, row in corpus.rows():
+    before: str | None = None
+    for start, row in corpus.rows():
         if options.pairs:  # two documents are a row
             row = replace(row, document=(row.document + 1) // 2)
         if key not in row.fields:
@@ -385,6 +389,8 @@ def _check_values(corpus: Corpus, key: str, options: EvalConfig) -> Iterator[Not
             empty.append(row.place)
         elif value != before and value in values:
             returning.append(row.place)
+        if value != before:
+            starts.append(start)
         values.add(value)
         before = value
     if empty:
@@ -393,15 +399,6 @@ def _check_values(corpus: Corpus, key: str, options: EvalConfig) -> Iterator[Not
     if returning and key == options.reset_on_change:
         remark = f"values of '{key}' return after others in {len(returning):,} rows ({returning[0]} is the first)"
         yield Notice(f"{remark}, where the memory is cleared; sort the rows to read each story at once", "warning")
-
-
-def _story_starts(corpus: Corpus, key: str) -> list[int]:
-    """Where the rows begin whose value of `key` differs from that of the row before."""
-    starts, story = [], None
-    for start, row in corpus.rows():
-        if str(row.fields[key]) != story:
-            story = str(row.fields[key])
-            starts.append(start)
     return starts
 
 

@@ -79,15 +79,11 @@ class TokenizedText:
     def longest_document(self) -> int:
         return int(np.diff(self.documents, append=len(self.tokens)).max())
 
-    def token_scores(self, scores: TokenScores) -> Iterator[TokenScore]:
-        """Each token with its text and its scores, in order; reads the text again."""
-        return scores.tokens(self.part.read(), self.tokens, range(len(self.tokens)))
-
     def _with_rows(self, scores: TokenScores) -> Iterator[tuple[list[tuple[int, Row]], TokenScore]]:
-        """Each of `token_scores`, after the rows that begin up to there, with their places."""
+        """Each token with its scores, after the rows that begin up to there, with their places; reads the text."""
         places_and_rows = self.part.corpus.rows()
         upcoming = next(places_and_rows, None)
-        for token in self.token_scores(scores):
+        for token in scores.tokens(self.part.read(), self.tokens, range(len(self.tokens))):
             begun = []
             while upcoming is not None and upcoming[0] <= token.byte:
                 begun.append(upcoming)
@@ -95,7 +91,7 @@ class TokenizedText:
             yield begun, token
 
     def rows_and_tokens(self, scores: TokenScores) -> Iterator[Row | TokenScore]:
-        """`token_scores`, and each row before its first token."""
+        """Each token with its scores, in order, and each row before its first token."""
         for begun, token in self._with_rows(scores):
             yield from (row for _, row in begun)
             yield token
@@ -103,7 +99,7 @@ class TokenizedText:
     def word_scores(
         self, scores: TokenScores, *, by_line: bool, with_tokens: bool, search: Search | None = None
     ) -> Iterator[Scored]:
-        """Words and rows as soon as they are complete, and `token_scores` if asked for. `by_line`: as of `Words`."""
+        """Words and rows as soon as they are complete, and tokens if asked for. `by_line`: as of `Words`."""
         assert scores.predictions is not None
         words = Words(scores.predictions.boundaries, WordPosition(starts=deque()), by_line=by_line)
         starts = iter(self.documents[1:].tolist())

@@ -4,10 +4,7 @@ Text is scored as soon as its score can be output: a line when its end arrives, 
 output. Calls of the model are as large as the text that has arrived allows, so throughput grows with the rate of input.
 A line of more than `LINE_LIMIT` bytes is output in parts: several `LineScore` with the same `line` and growing `byte`.
 
-With `reset_on_document` the memory is cleared before each document; a portion of type `Document` begins one. No token
-is in two documents then. `reset_on_change` clears it where this field changes, `each_line` before each line.
-
-Without `binary`, CR LF is read as LF; a CR that arrives last waits for the next byte.
+With `reset_on_document` the memory is cleared before each document, and no token is in two documents.
 
 A session is saved as it was before the unfinished end of the text, together with the bytes of that end. The end is
 scored and output when the input ends, and again, together with new text, by a stream that resumes. Two streams
@@ -92,7 +89,8 @@ def stream(
         yield Row(words.document, words.fields)
     yield from with_remark_on_rows(running.run(portions), punctuation=options.split_punctuation)
     yield from oddities.notices()
-    yield from map(Notice, model.tokenizer.take_notices())
+    if model.tokenizer.caveat is not None:
+        yield Notice(model.tokenizer.caveat)
     yield from running.coverage.notices()
     yield running.stats(final=True)
 
@@ -127,7 +125,7 @@ class _Stream:
         predictions = Predictions(model.tokenizer, options, runtime.device, layers) if predicts else None
         before = model.tokenizer.decode(self.session.last_tokens)
         self.output = StreamOutput(options, position, predictions, before, on_token, on_word)
-        self.output.records.arrive(self.intake.end_offset)
+        self.output.records.end = self.intake.end_offset
         self.coverage = Coverage(model.tokenizer, model.name)
         self._started = self._told = time.monotonic()
         self._waiting_seconds = 0.0  # how long text was waited for
@@ -149,7 +147,7 @@ class _Stream:
         for portion in self._awaited(portions):
             yield from self.begin_document(portion)
             is_flushed = self.intake.receive(portion)
-            self.output.records.arrive(self.intake.end_offset)
+            self.output.records.end = self.intake.end_offset
             yield from self.score()
             if self._stop():
                 self.save()

@@ -120,7 +120,7 @@ class StreamOutput:
         self._line_bytes = self._line_tokens = 0
         if not n_bytes:
             return
-        record = self.records.take() if self.records.covers(self.n_bytes) else None
+        record = self.records.waiting.popleft() if self.records.covers(self.n_bytes) else None
         bits = sum(span_bits for _, span_bits in spans)
         text = b"".join(text for text, _ in spans)
         is_blank = not text.strip()

@@ -24,7 +24,7 @@ class Records:
         self.unfinished = position.unfinished  # this stream if its line goes on in a later row, else None
         self._last_skipped = 0  # line of the input
         self._has_events = has_events
-        self._end = 0  # offset of the end of the text that has arrived
+        self.end = 0  # offset of the end of the text that has arrived
 
     def count(self, document: Document) -> None:
         """Takes note of the place of a row in the input; one without text is skipped."""
@@ -50,10 +50,6 @@ class Records:
         ends_line = str(document.row[document.key]).endswith("\n")
         self.waiting.append(replace(self.waiting.pop(), is_joined=True, ends_line=ends_line))
 
-    def arrive(self, end: int) -> None:
-        """Takes note of the offset at which the text that has arrived ends."""
-        self._end = end
-
     def covers(self, byte: int) -> bool:
         """True if the text that ends at this byte is of a record."""
         return bool(self.waiting) and self.waiting[0].start < byte
@@ -62,11 +58,7 @@ class Records:
         """True if the first record ends at a line end before this byte, and nothing can be added to it."""
         if len(self.waiting) > 1:
             return byte >= self.waiting[1].start
-        return byte >= self._end and not self._has_events
-
-    def take(self) -> RecordPosition:
-        """Removes the first record, which is output."""
-        return self.waiting.popleft()
+        return byte >= self.end and not self._has_events
 
 
 def fields_of(record: RecordPosition, text: bytes) -> dict[str, Any]:

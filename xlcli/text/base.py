@@ -40,6 +40,7 @@ class Tokenizer(ABC):
     unknown_id: int | None = None  # id of what is not in the vocabulary, if there is one
     stand_in = -1  # id that a byte without a token gets from `any_tokens`; -1 if each byte has a token
     separate_ids: Collection[int] = ()  # ids before which a word ends, whatever their text
+    caveat: str | None = None  # what a reader of scores should know, if anything
     special_names: Collection[str] = ()  # names of tokens that are text like any other, such as <|im_start|>
 
     def __init__(self, data: bytes = b"", name: str = "") -> None:
@@ -77,10 +78,6 @@ class Tokenizer(ABC):
     def line_ends(self) -> NDArray[np.bool_]:
         """True for the ids whose text has the end of a line (v); the next token begins a line."""
         return np.array([b"\n" in text for text in self.texts])
-
-    def take_notices(self) -> list[str]:
-        """Caveats about the scores of texts that were tokenized since the last call."""
-        return []
 
     def save(self, folder: Path) -> None:
         """Writes the tokenizer into `folder`, `tokenizer.json` last."""

@@ -63,7 +63,7 @@ class PartSplitter(Splitter):
     ends_at_lines = False
 
     def __init__(self, places: bytes) -> None:
-        self._places, self._has_cut = re.compile(places), False
+        self._places = re.compile(places)
 
     def split(self, data: bytes) -> list[bytes]:
         if not data:
@@ -71,28 +71,23 @@ class PartSplitter(Splitter):
         parts = self._places.split(data)
         if len(data) <= LONGEST_PART:
             return parts
-        return [*chain.from_iterable(map(self._bounded, parts))]
+        return [*chain.from_iterable(map(_bounded, parts))]
 
     def stable_prefix_len(self, data: bytes) -> int:
         return sum(map(len, self.split(data[: whole_characters(data)])[:-1]))
 
-    def take_cut(self) -> bool:
-        """True if a part was cut since the last call because it was too long."""
-        was_cut, self._has_cut = self._has_cut, False
-        return was_cut
 
-    def _bounded(self, part: bytes) -> list[bytes]:
-        """The part in pieces of at most `LONGEST_PART` bytes, between characters and not before a line end."""
-        pieces = []
-        while len(part) > LONGEST_PART:
-            longest = LONGEST_PART
-            if part[longest] == ord("\n"):
-                longest -= 1
-            cut = whole_characters(part[:longest])
-            pieces.append(part[:cut])
-            part = part[cut:]
-            self._has_cut = True
-        return [*pieces, part]
+def _bounded(part: bytes) -> list[bytes]:
+    """The part in pieces of at most `LONGEST_PART` bytes, between characters and not before a line end."""
+    pieces = []
+    while len(part) > LONGEST_PART:
+        longest = LONGEST_PART
+        if part[longest] == ord("\n"):
+            longest -= 1
+        cut = whole_characters(part[:longest])
+        pieces.append(part[:cut])
+        part = part[cut:]
+    return [*pieces, part]
 
 
 class TokenizersTokenizer(PieceTokenizer):
@@ -155,11 +150,6 @@ class TokenizersTokenizer(PieceTokenizer):
         if not is_complete:
             self.stand_in = next(iter(self._find("\ufffd")), start_id)
         self.splitter = PartSplitter(self._places(b"\r".join(texts.values())))
-
-    def take_notices(self) -> list[str]:
-        if not self.splitter.take_cut():
-            return []
-        return [f"text without blanks is cut every {LONGEST_PART:,} bytes, where the tokenizer might not"]
 
     def _find(self, text: str) -> list[int]:
         try:
@@ -433,6 +423,7 @@ class IdsTokenizer(Tokenizer):
     kind = "ids"
     described = ("vocab_size", "start_id")
     id_sizes = None
+    caveat = "the text is token ids: compare models by perplexity per token; bytes are those of the numbers"
 
     def __init__(self, vocab_size: int, start_id: int) -> None:
         super().__init__()
@@ -459,9 +450,6 @@ class IdsTokenizer(Tokenizer):
         if ids:
             ends[-1] = len(data)  # the last one has the white space after it
         return np.array(ids, np.int32), np.diff(ends).astype(np.int32)
-
-    def take_notices(self) -> list[str]:
-        return ["the text is token ids: compare models by perplexity per token; bytes are those of the numbers"]
 
     def decode(self, ids: NDArray[np.int32] | Sequence[int]) -> bytes:
         return b" ".join([b"%d" % i for i in ids])

@@ -179,11 +179,9 @@ _BRACKETS = _REGION.format(r"\[\]")
 _JSON = r"^\s*(\{\s*\"[^\"]*\"\s*:|\[\s*\{)"
 _WORD = r"^\s*(?:\p{Latin}|\p{Cyrillic}|\p{Greek}|\p{M}|\p{N}|\p{P})+\s*$"  # of a script that has blanks
 _DOUBLE_REGION = r"^[^*]*(\*\*[^\s*][^*]*\*\*)(?:[^*]+\*\*[^\s*][^*]*\*\*)*[^*]*$"
-_REMOVE, _PLAIN, _COLUMN = (
-    "remove them",
-    "write plain letters (NFKC of them alone)",
-    "mark the region in another column",
-)
+_REMOVE = "remove them"
+_PLAIN = "write plain letters (NFKC of them alone)"
+_COLUMN = "mark the region in another column"
 _THAI_ORDER = "write แ, ำ, each mark once, tones after ิ or ุ and before า or ำ"
 _YEH_AND_KAF = "write ي and ك in Arabic, ی and ک in Persian"
 _REGION_MARK = "eval --region-mark reads them"

@@ -34,6 +34,7 @@ from xlcli.store.folder import LoadedModel, load, new_folder, require_free, save
 from xlcli.store.layout import ENCODINGS, SavedConfig, is_model, n_weights, read_config_file, write_record
 from xlcli.store.origin import first_cause
 from xlcli.store.weights import encode, encode_in_order, stored_infos, weights, weights_bytes
+from xlcli.text.base import Tokenizer
 from xlcli.text.tokenizers import load_tokenizer
 
 _ALL: tuple[Format, ...] = (  # a new format is added here, and to the choices of `--format` in `xlcli/cli/options.py`
@@ -97,7 +98,6 @@ def import_model(
     encoding_first = stored_as or "float32"
     config = _sections(format_, source)
     model = config.model
-    vocab_size = model.vocab_size or 0
     _check_sizes(path, model, infos)
     size = weights_bytes(model, encoding_first)
     require_memory(f"importing {path}", size, "Import a smaller model.")  # which is read again to check it
@@ -111,18 +111,26 @@ def import_model(
             if not re.fullmatch(format_.copies, unread):
                 raise CheckpointError(f"{path} has the tensor '{unread}', which xlcli cannot import.", DOWNLOAD)
         rounded_to = None if stored_as else _make_small(folder, show)
-        about: Tree = {"format": format_.name, "source": path.resolve().name, "tokenizer": tokenizer.kind}
-        about |= {END: source.ids(END, vocab_size), "chat_templates": {}, "check_bits": _check(folder, show)}
-        about["notices"] = format_.notices(source, tokenizer)
-        try:
-            about["chat_templates"] = _chat_templates(format_, source)
-        except (CheckpointError, ValueError, LookupError, TypeError, AttributeError) as error:
-            about["notices"].append(f"the chat template is lost: {error}")
+        about = _about(folder, format_, source, tokenizer, show)
         if rounded_to:
             remark = f"the weights are rounded to {rounded_to}: --weights float32 keeps those of the file"
             about["notices"].append(remark)
         corpus = f"imported from {about['source']} ({about['format']})"
         write_record(folder, {"corpus": corpus, "imported": about, "finished": True})
+    return about
+
+
+def _about(
+    folder: Path, format_: Format, source: Source, tokenizer: Tokenizer, show: Callable[[Progress], None]
+) -> Tree:
+    """What the record says of the import: see `import_model`, whose model is complete in `folder`."""
+    about: Tree = {"format": format_.name, "source": source.path.resolve().name, "tokenizer": tokenizer.kind}
+    about |= {END: source.ids(END, tokenizer.vocab_size), "chat_templates": {}, "check_bits": _check(folder, show)}
+    about["notices"] = format_.notices(source, tokenizer)
+    try:
+        about["chat_templates"] = _chat_templates(format_, source)
+    except (CheckpointError, ValueError, LookupError, TypeError, AttributeError) as error:
+        about["notices"].append(f"the chat template is lost: {error}")
     return about
 
 

@@ -90,10 +90,7 @@ def prepare_new(
     if text.binary and text.text_field is not None:
         raise InvalidSettingError("text.text_field", "reads rows, and --binary does not", "Leave one of them out.")
     if model is not None and model.encoding == "int8":
-        remark = f"training starts from rounded weights: those of {model.name} are stored in int8"
-        if "imported" in model.record:
-            remark += "; import it with --weights float32 to start from the exact ones"
-        yield Notice(remark)
+        yield _notice_of_rounding(model)
     runtime, parts = yield from _read(paths, list(configs.values()), ranks, dry_run=dry_run)
     n_bytes = parts.train.n_bytes
     similar = _similar_model(configs, runtime, parts)
@@ -135,6 +132,13 @@ def prepare_new(
         model=model,
     )
     return replace(data, config=config)
+
+
+def _notice_of_rounding(model: LoadedModel) -> Notice:
+    remark = f"training starts from rounded weights: those of {model.name} are stored in int8"
+    if "imported" in model.record:
+        remark += "; import it with --weights float32 to start from the exact ones"
+    return Notice(remark)
 
 
 def _similar_model(configs: Mapping[str, Config], runtime: Runtime, parts: Split) -> tuple[ModelSummary, float] | None:

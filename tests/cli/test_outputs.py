@@ -1,7 +1,10 @@
 """Outputs have a right suffix and are writable and nothing that is read; this is found before the work."""
 
+import contextlib
 import os
+import signal
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -154,6 +157,34 @@ def test_a_pipe_waits_for_its_reader(model, text):
     with subprocess.Popen(command("eval", text, "-m", model, "--per-token", pipe), env=environment()) as writer:
         lines = pipe.read_bytes().splitlines()
     assert (writer.returncode, len(lines) > 1) == (0, True)
+
+
+WAITING = """
+import sys
+from pathlib import Path
+from xlcli.cli.outputs import output_file
+from xlcli.cli.signals import Stop
+
+with Stop():
+    print("ready", flush=True)
+    with output_file(Path(sys.argv[1])):
+        pass
+"""
+
+
+def test_a_signal_ends_the_wait_for_the_reader_of_a_pipe(tmp_path):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with subprocess.Popen([sys.executable, "-c", WAITING, pipe], env=environment(), stdout=subprocess.PIPE) as writer:
+        assert writer.stdout is not None
+        writer.stdout.readline()
+        for _ in range(100):  # the first ones may come before it waits
+            writer.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                writer.wait(0.1)
+                break
+        writer.kill()
+    assert writer.returncode == -signal.SIGTERM
 
 
 def test_a_stream_does_not_read_its_own_output(model, text):

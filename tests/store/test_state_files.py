@@ -218,6 +218,10 @@ WRONG = {
     "scored token that is not base64": {"values": {"stream.scored": [["a", 1.0]]}},
     "scored token without bits": {"values": {"stream.scored": [["YQ=="]]}},
     "scored bits not finite": {"values": {"stream.scored": [["YQ==", float("inf")]]}},
+    **{
+        f"record of {row[:9]}": {"values": {"stream.records": [{"start": 0, "line": 1, "row": row, "key": "a"}]}}
+        for row in ("[]", "junk", "[" * 500 + "]" * 500, "[" * 10_000)
+    },
     "more bytes before the place than there are": {
         "values": {"source": {"device": 1, "inode": 2, "offset": 2, "modified": 4, "tail": "YWJj"}}
     },

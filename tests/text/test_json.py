@@ -212,6 +212,7 @@ DEEP = "[" * 100_000
         ('{"text": NaN}\n', 1),
         ('{"text": ["a"]}', 1),
         (f'{{"text": "a", "deep": {DEEP}', 1),
+        (f'{{"text": "a", "deep": {"[" * 100}{"]" * 100}}}', 1),
         (f'{{"text": "a", "n": {"9" * 5000}}}', 1),
         ('{"text": "a" "b"}', 1),
         ('{"text": "a', 1),
@@ -242,6 +243,11 @@ def test_what_is_nearly_json_is_refused_with_its_line(text: str, line: int) -> N
             passed(data, size)
         assert "--binary" in caught.value.remedy
         assert "records" in caught.value.remedy
+
+
+def test_a_row_may_nest_deeply() -> None:
+    deep = "[" * 99 + "]" * 99
+    assert passed(f'{{"text": "a", "deep": {deep}}}'.encode(), 50) == (b"a\n", [])
 
 
 def test_an_array_in_a_pipe_is_read_as_it_arrives() -> None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import signal
 import stat
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from xlcli.cli.signals import handling
 from xlcli.errors import ConfigError
 from xlcli.events import Event
 from xlcli.files import check_writable, identity, linked, replacing
@@ -121,8 +123,10 @@ def _check_replaced(option: str, path: Path, kind: Kind, status: os.stat_result)
 @contextmanager
 def output_file(path: Path) -> Iterator[Callable[[bytes], object]]:
     """Function that writes an output in pieces, at the end in its place."""
-    if path.exists() and not path.is_file():  # a device, or a pipe, which waits for its reader
-        with path.open("wb") as out:
+    if path.exists() and not path.is_file():  # a device, or a pipe, which waits for its reader until a signal
+        with handling(signal.SIG_DFL):
+            out = path.open("wb")
+        with out:
             yield out.write
     else:
         with replacing(linked(path)) as (write, _):

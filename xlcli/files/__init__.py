@@ -343,22 +343,23 @@ def parse_json(data: bytes) -> Any:
 
     It may nest 20 levels deep, and has no key twice, no number that is not finite and no half of a surrogate pair.
     """
-
-    def depth(value: Any) -> int:
-        if isinstance(value, dict):
-            value = list(value.values())
-        if not isinstance(value, list):
-            return 0
-        return 1 + max(map(depth, value), default=0)
-
     try:
         value = json.loads(data.decode(), object_pairs_hook=unique_keys)
         json.dumps(value, allow_nan=False, ensure_ascii=False).encode()  # refuses NaN, infinity and lone surrogates
-        if depth(value) <= JSON_DEPTH:
+        if json_depth(value) <= JSON_DEPTH:
             return value
     except RecursionError:
         pass
     raise ValueError(f"it nests deeper than {JSON_DEPTH} levels")
+
+
+def json_depth(value: Any) -> int:
+    """Number of lists and objects around the innermost value; `RecursionError` if it is about a thousand."""
+    if isinstance(value, dict):
+        value = list(value.values())
+    if not isinstance(value, list):
+        return 0
+    return 1 + max(map(json_depth, value), default=0)
 
 
 def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -7,6 +7,7 @@ other values as JSON. docs/developers/format.md lists the names.
 from __future__ import annotations
 
 import itertools
+import json
 import shlex
 from collections import deque
 from collections.abc import Mapping
@@ -28,6 +29,7 @@ from xlcli.store.folder import LoadedModel
 from xlcli.store.layout import SCHEMA
 from xlcli.text.base import Tokenizer
 from xlcli.text.follow import LogPosition
+from xlcli.text.json_rows import check_depth
 
 _REMEDY = "Start without this state."
 Count = Annotated[int, Field(ge=0, lt=2**63)]
@@ -242,7 +244,20 @@ def _unpack(model_state: State, tensors: Mapping[str, Tensor], tokenizer: Tokeni
     if values.source is not None:
         _check_log(values.source)
     stream = values.stream or StreamPosition()
+    for record in stream.records:
+        _check_row(record.row)
     return SessionState(model_state, values.last_token, pending, sampler, stream, values.source)
+
+
+def _check_row(row: str) -> None:
+    """`ValueError` if this is no JSON object, or one that nests too deeply."""
+    try:
+        fields = json.loads(row)
+        check_depth(fields, len(row))
+    except RecursionError:
+        raise ValueError("a record nests too deeply") from None
+    if not isinstance(fields, dict):
+        raise ValueError("a record is no JSON object")
 
 
 def _check_pending(pending: PendingText, tokenizer: Tokenizer) -> None:

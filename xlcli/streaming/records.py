@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from xlcli.store.state_files import RecordPosition, StreamPosition
-from xlcli.text.documents import Document, plain
+from xlcli.text.documents import Document
 
 
 class Records:
@@ -39,11 +39,8 @@ class Records:
     def begin(self, start: int, document: Document) -> None:
         """Adds the record of a document whose text begins at this byte."""
         row = document.row or {**document.fields, document.key: document.decode(errors="replace").removesuffix("\n")}
-        try:
-            text = json.dumps(row, default=str)
-        except RecursionError:  # values nested too deeply are left out
-            text = json.dumps(plain(row))
-        self.waiting.append(RecordPosition(start, self.input_line, text, document.key))
+        as_json = json.dumps(row, default=str)
+        self.waiting.append(RecordPosition(start, self.input_line, as_json, document.key))
 
     def join(self, document: Document) -> None:
         """Takes note that the text of a row was added to the last record."""

@@ -10,12 +10,13 @@ import re
 from collections.abc import Generator
 from typing import Any
 
-from xlcli.files import unique_keys
+from xlcli.files import json_depth, unique_keys
 from xlcli.text import documents
 from xlcli.text.documents import Place, Portions, Rows
 
 _BETWEEN_VALUES = re.compile(r"[\s,\[\]\x1e]*+")
 _COMMENTS = ("#", "//")
+_DEPTH = 100  # maximum nesting depth of a row, which every output can hold
 
 
 def json_rows(portions: Portions) -> Rows:
@@ -97,7 +98,9 @@ def _parsed(text: str, at: int) -> tuple[Any, int]:
     collects = gc.isenabled()
     gc.disable()  # it would look through millions of new lists again and again, which are no garbage
     try:
-        return _DECODER.raw_decode(text, at)
+        value, end = _DECODER.raw_decode(text, at)
+        check_depth(value, text.count("[", at, end) + text.count("{", at, end))
+        return value, end
     except json.JSONDecodeError as error:
         may_go_on = error.msg.startswith("Unterminated") or error.pos + len("-Infinity") > len(text)
         return error, len(text) + 1 if may_go_on else len(text)
@@ -109,6 +112,12 @@ def _parsed(text: str, at: int) -> tuple[Any, int]:
     finally:
         if collects:
             gc.enable()
+
+
+def check_depth(value: Any, n_brackets: int) -> None:
+    """`ValueError` or `RecursionError` if a row with this number of opening brackets nests too deeply."""
+    if n_brackets > _DEPTH and json_depth(value) > _DEPTH:
+        raise ValueError(f"it nests deeper than {_DEPTH} levels")
 
 
 _DECODER = json.JSONDecoder(object_pairs_hook=unique_keys)

@@ -256,7 +256,8 @@ def _check_row(row: str) -> None:
         check_depth(fields, len(row))
     except RecursionError:
         raise ValueError("a record nests too deeply") from None
-    if not isinstance(fields, dict):
+    is_object = isinstance(fields, dict)
+    if not is_object:
         raise ValueError("a record is no JSON object")
 
 

@@ -280,11 +280,16 @@ def _between_characters(corpus: Corpus, limit: int) -> int:
 
 
 def _continuations(part: Part, tokens: TokenFile, fields: Joined) -> Generator[Notice, None, TokenizedText]:
-    """The text of rows of which only continuations are scored. A token across the border counts as continuation."""
+    """Returns the text of rows that are a context and a continuation each, of which continuations alone are scored.
+
+    A token that begins in a context and ends in its continuation counts for the continuation. Yields notices on such
+    tokens, on rows without context, and on continuations without a blank before them. Reads the text.
+    """
     counter = TextCounter()
+    borders: list[int] = []  # of each row, the offset at which its continuation begins
     n_without_context = 0
-    n_unblanked = n_without_blank = 0  # rows whose parts meet within a script without blanks, and so, without one
-    borders: list[int] = []  # of each row, offset at which its context ends and its continuation begins
+    n_unblanked = 0  # rows whose two parts meet within a script without blanks
+    n_without_blank = 0  # those of them that indeed have no blank there
     for row_start, row in part.corpus.rows():
         context, continuation = fields.divide(row.fields)
         borders.append(row_start + len(context))
@@ -295,13 +300,17 @@ def _continuations(part: Part, tokens: TokenFile, fields: Joined) -> Generator[N
         counter.feed(continuation)
         counter.end_word()
         counter.end_document()
+    counts = counter.counts()
+    if n_unblanked:  # these continuations are parts of phrases, however short
+        counts = replace(counts, words=None)
+
+    # A token is scored if it ends behind the border of the row in which it ends.
     token_sizes = tokens.sizes(slice(None))
     token_ends = np.cumsum(token_sizes, dtype=np.int64)
-    token_starts = token_ends - token_sizes
-    rows = np.searchsorted(part.documents, token_ends - 1, side="right") - 1  # in which the tokens end
-    token_borders = np.array(borders)[rows]
+    row_of_token = np.searchsorted(part.documents, token_ends - 1, side="right") - 1
+    token_borders = np.array(borders)[row_of_token]
     is_scored = token_ends > token_borders
-    is_across = is_scored & (token_starts < token_borders)
+    is_across = is_scored & (token_ends - token_sizes < token_borders)
     n_across = int(is_across.sum())
     if n_without_context:
         yield Notice(f"rows without context, whose continuation begins a text: {n_without_context:,}")
@@ -310,9 +319,6 @@ def _continuations(part: Part, tokens: TokenFile, fields: Joined) -> Generator[N
     if n_without_blank and fields.joiner is None:
         remark = "which their script does not have; --set \"eval.joiner=' '\" puts one there"
         yield Notice(f"{n_without_blank:,} continuations follow their context without a blank, {remark}")
-    counts = counter.counts()
-    if n_unblanked:  # the continuations are parts of phrases, however short
-        counts = replace(counts, words=None)
     return TokenizedText(part, tokens, counts, is_scored)
 
 

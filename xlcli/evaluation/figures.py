@@ -245,19 +245,20 @@ def tie_notice(rows: Iterable[Scored]) -> Iterator[Notice]:
 
 
 def share_correct(scores: Sequence[Any], by: str) -> dict[str, float]:
-    """`correct` and `correct_per_byte` of `Score`, given rows and their continuations; none if no row is marked.
+    """Returns `correct` and `correct_per_byte` of `Score`: the share of groups whose best row is marked as correct.
 
-    `DataError` if only some groups have a row that is marked as correct.
+    `scores` are rows and their continuations by turns, and the field `by` of a row names its group. Returns nothing if
+    no row is marked; `DataError` if only some groups have a marked row.
     """
     groups = defaultdict[str, list[tuple[bool, ContinuationScore]]](list)
     for row, score in zip(scores[::2], scores[1::2], strict=True):
         is_correct = str(row.fields.get("correct")).lower() in ("1", "1.0", "true", "yes")
         groups[str(row.fields[by])].append((is_correct, score))
     unmarked = [group for group, rows in groups.items() if not any(is_correct for is_correct, _ in rows)]
-    if 0 < len(unmarked) < len(groups):
-        raise DataError(f"{by} {unmarked[0]} has no row that is correct.", "Write 1 or true in its right row.")
-    if unmarked:
+    if len(unmarked) == len(groups):
         return {}
+    if unmarked:
+        raise DataError(f"{by} {unmarked[0]} has no row that is correct.", "Write 1 or true in its right row.")
     # Rows that are equally probable share the point of their group.
     points, points_per_byte = [], []
     for rows in groups.values():

@@ -27,11 +27,7 @@ LEAST_FREEDOM = 2.0  # if one document is nearly the whole text, its interval is
 
 
 def spread_of(sums: NDArray[Any], less: NDArray[Any] | None = None) -> Spread:
-    """Returns the bits per byte of a text, and their mean over its documents, each with its 95 % interval.
-
-    `sums` are bits and bytes of the documents (d 2). With `less`, those of another evaluation, all figures are of the
-    difference to it. Fewer than `LEAST_DOCUMENTS` have no intervals.
-    """
+    """Returns bits per byte of a text, and their mean over documents (d 2: bits, bytes); `less` is subtracted."""
     ratio, changes, values = _parts(sums)
     if less is not None:
         less_ratio, less_changes, less_values = _parts(less)
@@ -92,12 +88,8 @@ def seed_difference(scores: Sequence[Score], others: Sequence[Score]) -> dict[st
 
 
 def remark_on_memory(scores: Sequence[Score], trained: int) -> str | None:
-    """Returns a sentence that warns that a longer memory costs more than the next shorter one, with the likely reason.
-
-    `scores` are those of one model by several memory lengths, and `trained` is the length that it was trained with. A
-    cost within its 95 % interval is told if there is no clear one. Returns None if no memory costs more.
-    """
-    within_noise = None
+    """Returns a sentence on a memory that costs more than the next shorter one, with the likely reason, or None."""
+    within_noise = None  # a sentence on a cost that may be chance, for the case that there is no clear one
     by_length = sorted(scores, key=lambda score: score.mem_len)
     for shorter, longer in pairwise(by_length):
         excess = longer.bits_per_byte - shorter.bits_per_byte

@@ -280,11 +280,7 @@ def _between_characters(corpus: Corpus, limit: int) -> int:
 
 
 def _continuations(part: Part, tokens: TokenFile, fields: Joined) -> Generator[Notice, None, TokenizedText]:
-    """Returns the text of rows that are a context and a continuation each, of which continuations alone are scored.
-
-    A token that begins in a context and ends in its continuation counts for the continuation. Yields notices on such
-    tokens, on rows without context, and on continuations without a blank before them. Reads the text.
-    """
+    """Returns the text of rows of which only the continuations are scored, and yields notices on unusual rows."""
     counter = TextCounter()
     borders: list[int] = []  # of each row, the offset at which its continuation begins
     n_without_context = 0
@@ -303,8 +299,7 @@ def _continuations(part: Part, tokens: TokenFile, fields: Joined) -> Generator[N
     counts = counter.counts()
     if n_unblanked:  # these continuations are parts of phrases, however short
         counts = replace(counts, words=None)
-
-    # A token is scored if it ends behind the border of the row in which it ends.
+    # A token is scored if it ends behind the border of its row, even if it begins before it.
     token_sizes = tokens.sizes(slice(None))
     token_ends = np.cumsum(token_sizes, dtype=np.int64)
     row_of_token = np.searchsorted(part.documents, token_ends - 1, side="right") - 1

@@ -67,7 +67,6 @@ class Intake:
         elif options.reset_on is not None:
             self._reset_pattern = compile_pattern(options.reset_on, "stream.reset_on")
         self.resets_at_documents = options.reading(model.config.model, model.config.train.reading).reset_on_document
-
         # The text that waits: tokens in the queue, then an unfinished word, then bytes that were not looked at yet.
         pending = PendingText(b"", np.empty(0, np.int32), np.empty(0, np.int32))
         if resume is not None:
@@ -82,7 +81,6 @@ class Intake:
         self._offset = position.n_bytes  # of the queue in the whole text
         self._at_line_start = position.n_bytes == position.line_start
         self._n_ready = self._n_complete()  # tokens at the beginning of the queue that can be output
-
         self.has_stand_ins = False  # true if a byte had no token
         self.n_received = 0  # number of bytes and documents that have arrived
         self._last_arrival = time.monotonic()
@@ -126,10 +124,7 @@ class Intake:
         return self._offset + start
 
     def receive(self, portion: bytes | None) -> bool:
-        """Takes bytes that have arrived, or None for a pause. Returns whether the unfinished line is to be output.
-
-        That is after `pause_ms` without bytes. The text of the line is then ready, and `take` returns it.
-        """
+        """Takes bytes that arrived, or None for a pause; returns whether the pause makes an unfinished line ready."""
         if portion:
             self._last_arrival = time.monotonic()
             self._arrived += portion if self._options.binary else self.line_ends.feed(portion)
@@ -153,11 +148,7 @@ class Intake:
         self._arrived += self.line_ends.feed(b"", final=True)
 
     def take(self, *, to_line_end: bool) -> Tokens | None:
-        """Removes the tokens of one call of the model from the queue and returns them; None if none can be output yet.
-
-        With `to_line_end` they end with the last line end among them, if there is one. Text that has arrived is
-        tokenized until tokens are ready.
-        """
+        """Removes the tokens of the next call, up to the last line end if `to_line_end`; None if none can be output."""
         while not self._n_ready:
             if self._arrived:
                 self._feed()
@@ -240,15 +231,12 @@ class Intake:
             self._queue += Tokens(ids, sizes, part)
 
     def _n_complete(self) -> int:
-        """Returns how many tokens at the beginning of the queue can be output, whatever text follows.
-
-        Lines are output when they are complete, or when their tokens are a full call of the model. Where a line may
-        clear the memory before it, only complete lines can be: an unfinished one may do so, until it is too long.
-        """
+        """Returns how many tokens at the beginning of the queue can be output: lines, or full calls of the model."""
         n_tokens = len(self._queue.ids)
         n_bytes_in_lines = self._queue.text.rfind(b"\n") + 1
         n_in_lines = self._queue.n_begun(n_bytes_in_lines)
         if self._reset_pattern is not None:
+            # An unfinished line may clear the memory, until it is too long.
             may_be_reset = len(self._queue.text) - n_bytes_in_lines < LINE_LIMIT
             return n_in_lines if may_be_reset else n_tokens
         if self._options.emit in ("tokens", "words"):

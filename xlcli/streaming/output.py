@@ -90,11 +90,7 @@ class StreamOutput:
     def feed(
         self, tokens: Tokens, bits: NDArray[np.float64], features: NDArray[np.float64] | None
     ) -> Iterator[ScoredEvent]:
-        """Takes the next tokens with their surprisals (t) and features (t f), and yields what they complete.
-
-        These are the tokens themselves, or words or lines, as `emit` says. Calls `on_token` with each token, and
-        `on_word` with each word.
-        """
+        """Yields the next tokens with their surprisals (t) and features (t f), or the words or lines they complete."""
         self.n_tokens += len(bits)
         self.bits += float(bits.sum())
         emit = self.options.emit
@@ -116,10 +112,7 @@ class StreamOutput:
             yield from self._add_to_line(token, token_bits)
 
     def end_line_part(self) -> Iterator[LineScore]:
-        """Yields the score of the line, part of a line or record that is being assembled, and begins a new one.
-
-        Yields nothing if it is empty or not selected. A record that is output waits no longer.
-        """
+        """Yields the score of the line or record assembled so far, if it is selected, and begins a new one."""
         spans = tuple(self._line)
         n_bytes, n_tokens = self._line_bytes, self._line_tokens
         self._line = []
@@ -167,10 +160,7 @@ class StreamOutput:
             yield from self._listed(self.words.end(self.n_bytes, next(self._values(features))))
 
     def _add_to_line(self, token: bytes, bits: float) -> Iterator[LineScore]:
-        """Adds a token to the line or record being assembled, and yields the score of what it completes.
-
-        A token with several line ends counts for the line that it begins in, and the other lines are without tokens.
-        """
+        """Adds a token to the line in which it begins; yields the score of each line or record that it completes."""
         for piece in LINE.findall(token) or [token]:
             if self.options.emit == "lines":
                 self._add_span(piece, bits)

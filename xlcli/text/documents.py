@@ -139,17 +139,15 @@ def is_within_unblanked(before: str, after: str) -> bool:
 
 
 def texts_of(rows: Rows, name: str, text_fields: Sequence[str], notice: Notice) -> Portions:
-    """Yields the texts of rows, each a `Document`, which is empty for a row without text, and passes on other items.
+    """Yields the texts of rows, each a `Document`, empty for a row without text; tells `notice` the number of these.
 
-    Calls `notice` at the end with the number of rows without text. Raises `DataError` if a row has no text where one
-    must be (`texts_of_row`), or if no row has the key.
+    Raises `DataError` if a row has something else in the place of a text, lacks one of several, or no row has the key.
     """
     n_without_text = 0
     has_key = False
     first_row = None
     for item in rows:
-        is_row = isinstance(item, tuple)
-        if not is_row:  # a pause, or a place where a reader may stop
+        if not isinstance(item, tuple):  # a pause, or a place where a reader may stop
             yield item
             continue
         place, row = item
@@ -264,10 +262,9 @@ class _Skips:
 
 
 def _live_text(row: Any, text_fields: Sequence[str], key: str | None, line: int, *, has_begun: bool) -> Document:
-    """Returns the text of a row of a stream as a `Document`, with the whole row, which outputs show, and its line.
+    """Returns the text of a row of a stream, which it takes out of `row`, as a `Document` with the whole row.
 
-    Takes the text out of `row`. Raises `ValueError` if the row has no text or lacks `key`, so that the row is skipped
-    for this reason. `has_begun` says that an earlier row had a text.
+    Raises `ValueError` with the reason to skip the row: it has no text, or lacks `key`. `has_begun`: an earlier did.
     """
     text_field = text_fields[0]
     stream, line_goes_on = _stream_of(row, text_field)
@@ -275,7 +272,6 @@ def _live_text(row: Any, text_fields: Sequence[str], key: str | None, line: int,
     has_array = isinstance(whole_row.get(text_field), list)
     if has_array:  # journald writes one if a field occurs several times, or has bytes that cannot be printed
         row[text_field] = _joined_values(whole_row[text_field])
-
     texts = texts_of_row(row, text_fields)
     is_within_event = isinstance(row, LineRow) and row.continues
     if not texts and is_within_event:
@@ -284,7 +280,6 @@ def _live_text(row: Any, text_fields: Sequence[str], key: str | None, line: int,
         raise ValueError(_why_no_text(whole_row, text_field, has_begun=has_begun))
     if key is not None and key not in row:
         raise ValueError(f"the row has no '{key}'")
-
     text: bytes = texts[0]
     text_without_end = text.removesuffix(b"\n")
     if has_array:

@@ -120,10 +120,7 @@ def find(line: str) -> Found | None:
 
 
 def _find_utf8(line: str) -> Found | None:
-    """Returns the end of the first word of UTF-8 that was read in another encoding, and this encoding; else None.
-
-    If words of UTF-8 appear by several encodings, it is the one by which they are most of the line.
-    """
+    """Returns the end of the first misread word of UTF-8, by the encoding that explains most of the line, or None."""
     found = None
     most_bytes = 0
     for encoding in _READ_AS:
@@ -146,10 +143,7 @@ def _find_utf8(line: str) -> Found | None:
 
 
 def _is_word(as_bytes: str, misread: str) -> bool:
-    """Returns whether bytes, one a character, are a word of a language in UTF-8, and not the word as it was read.
-
-    A word with Latin letters needs the usual accents. Any other needs three letters, most of them usual in a language.
-    """
+    """Returns whether bytes, one a character, are a word of a language in UTF-8, and the misread word is none."""
     word = as_bytes.encode("latin-1").decode("utf-8", "replace")
     has_ascii = any(char.isascii() and char.isalnum() for char in word)
     if has_ascii and _excess(word, _LATIN) >= 0.0:
@@ -162,11 +156,7 @@ def _is_word(as_bytes: str, misread: str) -> bool:
 
 
 def _find_language(line: str) -> Found | None:
-    """Returns the end of the stretch without ASCII letters that looks most like a language, and how it was misread.
-
-    Every encoding in which text is read by mistake is tried with every one in which it may have been written. Returns
-    None if no stretch looks like a language.
-    """
+    """Returns the end of the stretch without ASCII letters that is most like a misread language, and how, or None."""
     found = None
     largest_excess = 0.0
     for reading in _READINGS:
@@ -176,9 +166,12 @@ def _find_language(line: str) -> Found | None:
             continue
         for stretch in _STRETCH.finditer(as_bytes):
             shown = line[stretch.start() : stretch.end()]
-            is_right = reading.right is not None and _is_right(shown, reading.right)
-            if is_right or _is_list(shown):
+            if _is_list(shown):
                 continue
+            if reading.right is not None:
+                is_too_short = sum(map(str.isalpha, shown)) < _LEAST_LETTERS
+                if is_too_short or _excess(shown.lower(), reading.right) >= 0.0:
+                    continue  # it is a text as it is, or nobody can tell
             data = stretch[0].encode("latin-1")
             for language, written in reading.written:
                 excess = _excess(data.decode(written, "replace"), language)
@@ -187,11 +180,6 @@ def _find_language(line: str) -> Found | None:
                     diagnosis = f"{language.name} in {written}, read as {reading.encoding}"
                     found = Found(stretch.end(), stretch.end(), diagnosis)
     return found
-
-
-def _is_right(stretch: str, language: _Language) -> bool:
-    """True if a stretch is a text of the language as it is, or too short to tell."""
-    return sum(map(str.isalpha, stretch)) < _LEAST_LETTERS or _excess(stretch.lower(), language) >= 0.0
 
 
 def likely_encodings(data: bytes) -> list[str]:

@@ -59,21 +59,17 @@ def texts_in(portions: Portions, name: str, text_fields: Sequence[str], notice: 
 
 
 def recognized(head: bytes | bytearray, name: str, text_fields: Sequence[str], *, is_all: bool = False) -> Recognized:
-    """What data that begins with `head` is; its name decides, else these bytes. `is_all`: no more are looked at.
+    """Returns what data that begins with `head` is; its name decides, else these bytes. `is_all`: no more will come.
 
     If the user has named `text_fields`, it is rows. Else it is plain text, unless it is JSON with the `DEFAULT_FIELD`.
     """
-    if text_fields:
-        return Recognized(_kind_of_rows(head, name, text_fields[0], is_all=is_all))
-    return _default_rows_or_plain(head, name, is_all=is_all)
-
-
-def _kind_of_rows(head: bytes | bytearray, name: str, field: str, *, is_all: bool) -> str | None:
-    """`json`, `table` or `parquet`: the kind of rows that have this key or column; None if more bytes will tell."""
-    names_columns = field.encode(errors="replace") in head.partition(b"\n")[0]  # the first line
+    if not text_fields:
+        return _default_rows_or_plain(head, name, is_all=is_all)
+    first_line = head.partition(b"\n")[0]
+    names_columns = text_fields[0].encode(errors="replace") in first_line
     if _has_json_in_second_line(head, name) and not names_columns:
-        return "json"
-    return _apparent_kind(head, name, LOOK, is_all=is_all)
+        return Recognized("json")
+    return Recognized(_apparent_kind(head, name, LOOK, is_all=is_all))
 
 
 def _default_rows_or_plain(head: bytes | bytearray, name: str, *, is_all: bool) -> Recognized:
@@ -125,12 +121,16 @@ def _names_columns(head: bytes | bytearray) -> bool:
 def _json_or_plain(
     head: bytes | bytearray, name: str, remark: str | None, *, is_named: bool, is_all: bool
 ) -> Recognized:
-    """`json` if an object has the key `DEFAULT_FIELD`; `remark` is on text whose beginning is not JSON after all."""
+    """Returns `json` if an object has the key `DEFAULT_FIELD`, else `plain` with a remark if that may surprise.
+
+    `remark` is on text that begins like JSON, but is none. `is_named`: the name says JSON, so any object counts, and
+    not only the first one.
+    """
     without_key = f"{name} looks like JSON without the key {DEFAULT_FIELD} and is read as plain text"
     first: Any = None  # value that is not empty
     for item in json_rows(iter([bytes(head), None])):
         if item is None and not is_all:
-            return Recognized(None)
+            return Recognized(None)  # the next bytes may have the key
         if not isinstance(item, tuple):
             continue
         _, value = item
@@ -144,8 +144,8 @@ def _json_or_plain(
             seems_to_be_json = is_named or len(head) >= LOOK
             return Recognized("plain", without_key if seems_to_be_json else remark)
         first = first or value or None
-        is_object_or_array = bool(value) and not isinstance(value, str)
-        if is_object_or_array and not is_named:  # without a name, the first one tells
+        tells = bool(value) and not isinstance(value, str)  # it is an object or array with content
+        if tells and not is_named:
             break
     if is_named or isinstance(first, dict | str):
         return Recognized("plain", without_key + key_hint(first))

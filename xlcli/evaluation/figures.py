@@ -245,10 +245,9 @@ def tie_notice(rows: Iterable[Scored]) -> Iterator[Notice]:
 
 
 def share_correct(scores: Sequence[Any], by: str) -> dict[str, float]:
-    """Returns `correct` and `correct_per_byte` of `Score`: the share of groups whose best row is marked as correct.
+    """Returns the shares of groups whose best row is marked as correct, given rows and their continuations by turns.
 
-    `scores` are rows and their continuations by turns, and the field `by` of a row names its group. Returns nothing if
-    no row is marked; `DataError` if only some groups have a marked row.
+    The field `by` of a row names its group. Returns nothing if no row is marked; `DataError` if only some groups are.
     """
     groups = defaultdict[str, list[tuple[bool, ContinuationScore]]](list)
     for row, score in zip(scores[::2], scores[1::2], strict=True):

@@ -99,15 +99,15 @@ class TokenizedText:
     def word_scores(
         self, scores: TokenScores, *, by_line: bool, with_tokens: bool, search: Search | None = None
     ) -> Iterator[Scored]:
-        """Words and rows as soon as they are complete, and tokens if asked for. `by_line`: as of `Words`."""
+        """Yields words and rows as soon as they are complete, and tokens if asked for. `by_line`: as of `Words`."""
         assert scores.predictions is not None
         words = Words(scores.predictions.boundaries, WordPosition(starts=deque()), by_line=by_line)
-        starts = iter(self.documents[1:].tolist())
-        next_start = next(starts, None)
+        document_starts = iter(self.documents[1:].tolist())
+        next_start = next(document_starts, None)
         further = None
         for number, (begun, token) in enumerate(self._with_rows(scores)):
             if number == next_start:
-                next_start = next(starts, None)
+                next_start = next(document_starts, None)
                 yield from words.end(token.byte, scores.prediction(number, after=True))
                 words.reset()
             for place, row in begun:
@@ -116,12 +116,16 @@ class TokenizedText:
                 words.at.begin(place, row.fields)
             if search is not None:
                 further = partial(search, number, token.text)
-            scored: list[Scored] = [*words.feed(token, further)]
+            parts: list[Scored] = [*words.feed(token, further)]
+            # A token comes after the row that begins with it, so that a list gives it the columns of this row.
+            n_until_row = 0
+            for n_parts, part in enumerate(parts, 1):
+                if isinstance(part, Row):
+                    n_until_row = n_parts
+            yield from parts[:n_until_row]
             if with_tokens:
-                # The token comes after the row that begins with it, so that a list gives it the columns of this row.
-                before = max((i + 1 for i, each in enumerate(scored) if isinstance(each, Row)), default=0)
-                scored.insert(before, token)
-            yield from scored
+                yield token
+            yield from parts[n_until_row:]
         yield from words.end(self.part.n_bytes, scores.prediction(len(self.tokens), after=True))
 
 

@@ -164,6 +164,8 @@ class Intake:
             line_end = tokens.text.rfind(b"\n") + 1
             n = self._queue.n_begun(line_end) or n
         tokens, self._queue = self._queue.divide(n)
+        if self._documents and self._documents[0] == 0:  # it has begun with these tokens
+            self._documents.popleft()
         # All that is counted from the beginning of the queue moves with it.
         self._n_ready -= len(tokens.ids)
         self._offset += len(tokens.text)
@@ -247,19 +249,18 @@ class Intake:
         return n_in_lines + n_full_calls * TOKENS_PER_CALL
 
     def _n_before_reset(self, n: int) -> tuple[int, bool]:
-        """Number of the first `n` queued tokens before the next document or line that matches `reset_on`, at least one.
+        """Returns how many of the first `n` queued tokens come before the next reset, and if the queue begins with one.
 
-        Also whether the queue begins with such a document or line, before which the session is reset.
+        A reset is a document, or a line that matches `reset_on`. The number is at least one.
         """
-        begins_document = bool(self._documents) and self._documents[0] == 0
-        if begins_document:
-            self._documents.popleft()
-        if self._documents:
-            n = min(n, self._queue.n_within(self._documents[0]))
+        is_reset = bool(self._documents) and self._documents[0] == 0
+        for document in self._documents:
+            if document > 0:
+                n = min(n, self._queue.n_within(document))
+                break  # the next document is before all others
         if self._reset_pattern is None:
-            return n, begins_document
+            return n, is_reset
 
-        is_reset = begins_document
         text = self._queue.text
         n_bytes = int(self._queue.sizes[:n].sum())
         line_start = 0

@@ -139,10 +139,7 @@ def is_within_unblanked(before: str, after: str) -> bool:
 
 
 def texts_of(rows: Rows, name: str, text_fields: Sequence[str], notice: Notice) -> Portions:
-    """Yields the texts of rows, each a `Document`, empty for a row without text; tells `notice` the number of these.
-
-    Raises `DataError` if a row has something else in the place of a text, lacks one of several, or no row has the key.
-    """
+    """Yields the texts of rows, each a `Document`, empty for a row without text; `DataError` if a text is no string."""
     n_without_text = 0
     has_key = False
     first_row = None
@@ -161,12 +158,11 @@ def texts_of(rows: Rows, name: str, text_fields: Sequence[str], notice: Notice) 
             n_without_text += 1
             texts = [Document(b"")]  # so that the next documents keep their numbers
         yield from texts
-    if n_without_text == 0:
-        return
-    if not has_key:
+    if n_without_text and not has_key:
         reason = f"no row of {name} has the key '{text_fields[0]}'{key_hint(first_row)}."
         raise DataError(reason, "Name a key that its rows have.")
-    notice(f"rows of {name} without text are left out: {n_without_text:,}")
+    if n_without_text:
+        notice(f"rows of {name} without text are left out: {n_without_text:,}")
 
 
 def live_texts(

@@ -183,23 +183,17 @@ def _find_language(line: str) -> Found | None:
 
 
 def likely_encodings(data: bytes) -> list[str]:
-    """Returns the encodings in which bytes are probably a text: at most two, the likelier first.
-
-    There are none for bytes that are UTF-8 in most places, or that are a text in none of the languages known here.
-    """
+    """Returns the encodings, two at most, in which bytes are probably a text, the likelier first; none for UTF-8."""
     data = data[:_SAMPLE]
     if _is_mostly_utf8(data):
         return []
     n_beyond_ascii = sum(byte > 0x7F for byte in data)
     # Letters with accents stand alone among those of ASCII; other scripts have no ASCII letters.
     is_latin = len(_ALONE.findall(data)) > _LEAST_ALONE * n_beyond_ascii
-    languages: tuple[_Language, ...] = (_ANY_LATIN,)
-    if not is_latin:
-        languages = _LANGUAGES
-        if n_beyond_ascii < _LEAST_LETTERS:
-            return []
+    if n_beyond_ascii < _LEAST_LETTERS and not is_latin:
+        return []
     ranked: list[tuple[float, int, str]] = []  # excess, its tie-break, and encoding
-    for language in languages:
+    for language in (_ANY_LATIN,) if is_latin else _LANGUAGES:
         for encoding in language.encodings:
             text = data.decode(encoding, "replace")
             n_impossible = len(_WITHIN_WORD.findall(text))
@@ -221,11 +215,10 @@ def _is_list(stretch: str) -> bool:
 
 
 def _excess(text: str, language: _Language) -> float:
-    """Returns how much a text looks like a language: above 0 it does, and the more the better.
+    """Returns by how much the share of usual letters beyond ASCII exceeds the least one of a language.
 
-    It is the share of usual letters among the characters beyond ASCII, less the least share of the language. A text of
-    mostly capital letters has -1. A capital letter behind a small one, or a Latin letter in another language, takes the
-    place of a usual letter: Arabic in iso-8859-6 is é and ê among Arabic letters in cp1256.
+    A text of mostly capital letters has -1. A capital letter behind a small one, or a Latin letter, takes the place of
+    a usual one: Arabic in iso-8859-6 is é and ê among Arabic letters in cp1256.
     """
     characters = [char for char in text if not char.isascii()]
     n_capital = sum(map(str.isupper, characters))

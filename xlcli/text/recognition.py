@@ -34,10 +34,7 @@ class Recognized(NamedTuple):
 
 
 def texts_in(portions: Portions, name: str, text_fields: Sequence[str], notice: Notice, read: Read) -> Portions:
-    """What `read` makes of the rows of JSON or of a table; other text is passed on unchanged.
-
-    Calls `notice` with remarks on rows that are read as plain text. `DataError` as of `table_rows` and `read`.
-    """
+    """Yields what `read` makes of rows of JSON or a table, or plain text as it is; `notice` is told of rows in that."""
 
     def is_unknown(head: bytes | bytearray) -> bool:
         return len(head) < LOOK and recognized(head, name, text_fields).kind is None
@@ -59,11 +56,8 @@ def texts_in(portions: Portions, name: str, text_fields: Sequence[str], notice: 
 
 
 def recognized(head: bytes | bytearray, name: str, text_fields: Sequence[str], *, is_all: bool = False) -> Recognized:
-    """Returns what data that begins with `head` is; its name decides, else these bytes. `is_all`: no more will come.
-
-    If the user has named `text_fields`, it is rows. Else it is plain text, unless it is JSON with the `DEFAULT_FIELD`.
-    """
-    if not text_fields:
+    """Returns what data that begins with `head` is; its name decides, else these bytes. `is_all`: no more will come."""
+    if not text_fields:  # it is plain text, unless it is JSON with the `DEFAULT_FIELD`
         return _default_rows_or_plain(head, name, is_all=is_all)
     first_line = head.partition(b"\n")[0]
     names_columns = text_fields[0].encode(errors="replace") in first_line
@@ -121,11 +115,7 @@ def _names_columns(head: bytes | bytearray) -> bool:
 def _json_or_plain(
     head: bytes | bytearray, name: str, remark: str | None, *, is_named: bool, is_all: bool
 ) -> Recognized:
-    """Returns `json` if an object has the key `DEFAULT_FIELD`, else `plain` with a remark if that may surprise.
-
-    `remark` is on text that begins like JSON, but is none. `is_named`: the name says JSON, so any object counts, and
-    not only the first one.
-    """
+    """Returns `json` if an object has the key `DEFAULT_FIELD`, else `plain`; `remark` is on text that is no JSON."""
     without_key = f"{name} looks like JSON without the key {DEFAULT_FIELD} and is read as plain text"
     first: Any = None  # value that is not empty
     for item in json_rows(iter([bytes(head), None])):
@@ -145,7 +135,7 @@ def _json_or_plain(
             return Recognized("plain", without_key if seems_to_be_json else remark)
         first = first or value or None
         tells = bool(value) and not isinstance(value, str)  # it is an object or array with content
-        if tells and not is_named:
+        if tells and not is_named:  # any object counts in a file that is named so
             break
     if is_named or isinstance(first, dict | str):
         return Recognized("plain", without_key + key_hint(first))

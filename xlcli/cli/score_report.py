@@ -214,7 +214,7 @@ def spread_text(
 
 def seeds_text(scores: Sequence[events.Score], seeds: Sequence[Mapping[str, Any]], width: int | None = None) -> str:
     """Returns a table of the differences of groups of seeds; without groups a remark on intervals, or nothing."""
-    figure, heading = ("share", "share") if scores[0].pairs else ("bits_per_byte", "bits/byte")
+    figure = "share" if scores[0].pairs else "bits_per_byte"
     rows = []
     for group in seeds:
         difference = group["difference"]
@@ -224,7 +224,8 @@ def seeds_text(scores: Sequence[events.Score], seeds: Sequence[Mapping[str, Any]
         rows.append([name, *(f"{difference[key]:+.4f}" for key in (figure, "low", "high"))])
     if rows:
         about = "Means over training seeds, which other intervals do not cover: differences with 95 % intervals (Welch)"
-        return f"\n{about}\n\n{table([['', heading, 'from', 'to'], *rows], width)}"
+        heading = ["", "share" if scores[0].pairs else "bits/byte", "from", "to"]
+        return f"\n{about}\n\n{table([heading, *rows], width)}"
     has_one_model = len({score.model for score in scores}) == 1
     spread = scores[0].spread
     has_intervals = bool(scores[0].pairs) or (spread is not None and spread.bits_per_byte_low is not None)
@@ -304,7 +305,6 @@ def pairs_text(
     meaning = f"Share of pairs whose first text is more probable, in {first.file}\n"
     if has_one_model:
         meaning = f"{first.model}; {describe_context(shape, first.mem_len, first.segment_len, first.stride)}\n{meaning}"
-
     # Columns of cells below their headings; each has a cell for each group of pairs.
     columns = [
         ["group", *("all" if pair.group is None else pair.group for pair in first.pairs)],

@@ -333,9 +333,8 @@ class Oddities:
                 continue
             self._latest[kind] = self._n_begun
             self._counts[kind] += 1
-            if kind in self._first:
+            if kind in self._first:  # only the first one is shown
                 continue
-            # The first one is shown.
             where = self._place or f"{self._file}{self._unit} {self._n_begun - self._n_before_file:,}"
             self._first[kind] = f"{where}: '{_excerpt(line, place.start, place.end)}'"
             likely = misreadings.likely_encodings(bytes(text)) if "\ufffd" in line else []

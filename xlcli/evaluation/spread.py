@@ -90,8 +90,7 @@ def seed_difference(scores: Sequence[Score], others: Sequence[Score]) -> dict[st
 def remark_on_memory(scores: Sequence[Score], trained: int) -> str | None:
     """Returns a sentence on a memory that costs more than the next shorter one, with the likely reason, or None."""
     within_noise = None  # a sentence on a cost that may be chance, for the case that there is no clear one
-    by_length = sorted(scores, key=lambda score: score.mem_len)
-    for shorter, longer in pairwise(by_length):
+    for shorter, longer in pairwise(sorted(scores, key=lambda score: score.mem_len)):
         excess = longer.bits_per_byte - shorter.bits_per_byte
         if excess < LEAST_EXCESS or shorter.pairs:  # pairs are not compared by bits
             continue

@@ -134,10 +134,7 @@ def generate_prompts(
 
 
 def _odd_prompts(prompts: Sequence[bytes], model: LoadedModel) -> Iterator[Notice]:
-    """Notices on prompts that are not what they look like, end in a blank where tokens begin with one, or have tags.
-
-    Also on a vocabulary that lacks their words.
-    """
+    """Yields notices on prompts with tags, with what nobody sees or means, or with words that the vocabulary lacks."""
     tokenizer = model.tokenizer
     tags = [name for name in tokenizer.special_names if any(name.encode() in prompt for prompt in prompts)]
     if tags:
@@ -243,10 +240,7 @@ def read_prompt(
 
 
 def _make_rng(seed: int | None, resume: SessionState | None) -> SampleRNG:
-    """Generator with this seed, else the saved one, else one with a random seed.
-
-    In any case it has the latest tokens of the saved one.
-    """
+    """Returns a generator with this seed, else the saved one, else a random one; all have the saved tokens."""
     if resume is None or resume.sampler is None:
         return SampleRNG(secrets.randbits(31) if seed is None else seed)
     saved = resume.sampler

@@ -166,12 +166,12 @@ class Predictions(Readout):
         return [log_p[..., ids.to(log_p.device)].logsumexp(-1) for ids in self._boundary_ids]
 
     def value(self, features: Sequence[float]) -> Prediction:
-        """The features (f) of one token, in bits."""
+        """Returns the prediction of one token in bits, with the columns that are asked for, from its features (f)."""
         layer_size = sum(self._sizes)
         layers = []
         for start in range(0, self.size, layer_size):
             layers.append(Features.unpack(features[start : start + layer_size], self._sizes))
-        last = layers.pop()  # the others are inner layers
+        *inner_layers, last = layers
         entropy = last.entropy[0] / LN2
         columns: dict[str, Any] = {}
         if self.asked.rank:
@@ -183,12 +183,12 @@ class Predictions(Readout):
             columns["logprobs"] = tuple(TokenLogprob(i, self.tokenizer.texts[i], logprob) for i, logprob in best)
         for order, nats in zip(self.asked.renyi, last.renyi, strict=True):
             columns[f"token_renyi_{order:g}"] = nats / LN2
-        # By other predictions: the log-probability of the token, and those that a word ends here.
+        # Temperatures and inner layers make other predictions: log-probabilities of the token, and that a word ends.
         others: dict[str, Sequence[float]] = {}
         n_numbers = 1 + len(last.word_ends)
         for i, temperature in enumerate(self.asked.temperature):
             others[f"temperature_{temperature:g}"] = last.tempered[i * n_numbers : (i + 1) * n_numbers]
-        for number, layer in zip(self.layers, layers, strict=True):
+        for number, layer in zip(self.layers, inner_layers, strict=True):
             others[f"layer_{number}"] = [*layer.token, *layer.word_ends]
         column_ends = {}
         for name, (token, *word_ends) in others.items():

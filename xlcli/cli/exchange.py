@@ -56,10 +56,9 @@ def import_(
         return
     model, train = config.model, config.train
     size = model.vocab_size or 0
-    if about["tokenizer"] == "ids":
+    tokenizer = about["tokenizer"]
+    if tokenizer == "ids":
         tokenizer = "token ids, without a tokenizer"
-    else:
-        tokenizer = about["tokenizer"]
     heads = f"{model.attention.n_heads} heads of {model.head_dim}"
     weights = f"{compact_number(made.parameters or 0)} parameters, {format_bytes(made.bytes)} in {made.encoding}"
     rows = [

@@ -66,14 +66,11 @@ class Conversation:
         return 0
 
     def answer(self, line: bytes) -> None:
-        """Continues a line. One that is no continuation of the text begins a new line of it; an empty one goes on.
-
-        Raises `Stopped` if a signal ends the conversation.
-        """
+        """Prints a continuation of the text so far and a line, or of the text; `Stopped` if a signal ends it all."""
         from xlcli.generation import generate
 
         screen = self.screen
-        if line and not self._at_line_start():
+        if line and not self._at_line_start():  # an empty one continues the text so far
             line = b"\n" + line
         with screen.stop(announced=True) as stop:
             arguments: dict[str, Any] = {"seed": self.seed, "resume": self.session, "save": self._keep, "stop": stop}

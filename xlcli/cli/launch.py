@@ -77,8 +77,8 @@ def launch(arguments: Sequence[str], nproc: int, remedy: str = "Run the command 
         codes = _wait_for(processes, received, send)
 
     failures = [(rank, code) for rank, code in codes.items() if code]
-    consequences = (LOST, -signal.SIGTERM)  # of the failure of another process, which comes first
-    rank, code = min(failures, key=lambda failure: failure[1] in consequences, default=(0, 0))
+    causes = [(rank, code) for rank, code in failures if code not in (LOST, -signal.SIGTERM)]  # others follow
+    rank, code = next(iter(causes or failures), (0, 0))
     if code >= 0 and code != LOST:
         return code
     if code == -signal.SIGPIPE:

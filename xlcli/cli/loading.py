@@ -55,7 +55,7 @@ NO_STATE = StateFiles(None, None)
 
 
 def state_files(call: Call, state: str | None, state_in: str | None, state_out: str | None) -> StateFiles:
-    """The files of `--state`, `--state-in` and `--state-out`. `--state` is both if the file exists.
+    """Returns the files of `--state`, `--state-in` and `--state-out`; `--state` is both files, if it exists.
 
     `ConfigError` if `--state` is given beside another one, `StateError` if there is no state to continue.
     """
@@ -64,25 +64,21 @@ def state_files(call: Call, state: str | None, state_in: str | None, state_out: 
         raise ConfigError(call.conflict("state", "state_in").message, remedy)
     if state is not None and state_out is not None:
         raise call.conflict("state", "state_out")
-    before = after = None
-    if state_in is not None:
-        before = Path(state_in)
-    if state_out is not None:
-        after = Path(state_out)
+    before = None if state_in is None else Path(state_in)
+    after = None if state_out is None else Path(state_out)
     if state is not None:
         after = Path(state)
-        if after.exists():
-            before = after
-    if before is not None and not is_state_file(before):
+        before = after if after.exists() else None
+    if before is None or is_state_file(before):
+        return StateFiles(before, after)
+    problem = "is damaged or not a state file"
+    remedy = "Make one with --state FILE, or start without it."
+    if not before.exists():
         problem = "does not exist"
-        remedy = "Make one with --state FILE, or start without it."
-        if before.exists():
-            problem = "is damaged or not a state file"
-            if before.stat().st_size == 0:
-                problem = "is empty"
-                remedy = "Restore it, or remove it to begin a new one."
-        raise StateError(f"state {before} {problem}.", remedy)
-    return StateFiles(before, after)
+    elif before.stat().st_size == 0:
+        problem = "is empty"
+        remedy = "Restore it, or remove it to begin a new one."
+    raise StateError(f"state {before} {problem}.", remedy)
 
 
 def find_model(
@@ -143,10 +139,7 @@ def check_settings(section: str, settings: InferenceConfig, config: Config | Sav
 def print_plan(
     folder: Path, settings: InferenceConfig, screen: Screen, *, batch_size: int, action: str, is_endless: bool = False
 ) -> None:
-    """Prints the plan of a command that uses a model: model size, RAM, and disk of a state. The model is not loaded.
-
-    Only a text that `is_endless` surely fills the memory. `ResourceError` if the machine has too little RAM.
-    """
+    """Prints the plan of a command: model size, RAM, and disk of a state; `ResourceError` if RAM is too small."""
     config = read_config(folder)
     model = settings.shape(config.model)
     reading = settings.reading(config.model, config.train.reading)
@@ -186,7 +179,7 @@ def print_plan(
         )
         if not isinstance(settings, EvalConfig):
             screen.report(f"state    up to {format_bytes(saved_bytes)} on disk, if it is saved\n")
-    # A finite text may be shorter than the memory.
+    # Only a text without end surely fills the memory.
     least_bytes = needed_bytes if is_endless else _PROGRAM_BYTES + weights_bytes
     require_memory(f"model {folder.name}", least_bytes, "Use a smaller --mem-len or model.")
 

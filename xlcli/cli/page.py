@@ -300,13 +300,13 @@ class _MostSurprising:
             del self._rows[TABLE_ROWS:]
 
     def table(self, last_line: int) -> dict[str, str]:
-        """What the page shows of them, by names of its template, with links to lines up to `last_line`."""
-        about = "Lines by bits per byte."
-        rows = [row for row in self._rows if row.is_long]
-        if rows:
-            about = f"Lines of at least {LONG_LINE} bytes by bits per byte."
+        """Returns what the page shows of these lines, by names of its template; lines up to `last_line` have links."""
+        caption = "Lines by bits per byte."
+        long_rows = [row for row in self._rows if row.is_long]
+        if long_rows:
+            caption = f"Lines of at least {LONG_LINE} bytes by bits per byte."
         html = ""
-        for row in rows or self._rows:
+        for row in long_rows or self._rows:
             place = escape(visible(row.document.place(row.line).removeprefix("line ")))  # as the column is called
             if row.line <= last_line:
                 place = f'<a href="#L{row.line}">{place}</a>'
@@ -314,7 +314,7 @@ class _MostSurprising:
                 place = f"<span>{place}</span>"
             text = f'<td dir={direction(row.text)} lang="" tabindex=0>{row.html(PREVIEW)}'
             html += f"<tr><td>{row.bits_per_byte:.2f}<td>{place}{text}</tr>"
-        return {"about_lines": about, "line_rows": html}
+        return {"about_lines": caption, "line_rows": html}
 
 
 @dataclass(slots=True)
@@ -356,7 +356,7 @@ class _Curve:
         stretches[-1].add(len(token.text), token.bits)
 
     def drawing(self, last_line: int) -> dict[str, str]:
-        """What the page shows of it, by names of its template; a stretch links to its first line, up to `last_line`.
+        """Returns values for the template of the page; a stretch links to its first line, up to `last_line`.
 
         In the drawing x runs from 0 to 1000 along the text, and y down from 0 at `top` bits per byte to 100 at 0.
         """
@@ -365,19 +365,20 @@ class _Curve:
         steps = []  # of an SVG path: y, then `H` and the x up to which the line is level
         areas = ""  # with a text that is shown when the pointer is there
         sum_bits = 0.0
-        left = 0
+        n_before = 0  # bytes of the stretches before
         for stretch in self._stretches:
-            value, n_bytes = stretch.bits_per_byte, stretch.n_bytes
-            steps.append(f"{100 - 100 * value / top:.4g}H{1000 * (left + n_bytes) / total_bytes:.5g}")
-            place = f'x="{1000 * left / total_bytes:.5g}" width="{1000 * n_bytes / total_bytes:.4g}" height="100"'
+            bits, n_bytes = stretch.bits_per_byte, stretch.n_bytes
+            y = 100 - 100 * bits / top
+            steps.append(f"{y:.4g}H{1000 * (n_before + n_bytes) / total_bytes:.5g}")
             line = escape(visible(stretch.document.place(stretch.line)))
-            about = f"{value:.2f} bits per byte, {line}, byte {stretch.byte:,}"
-            area = f"<rect {place}><title>{about}</title></rect>"
+            title = f"{bits:.2f} bits per byte, {line}, byte {stretch.byte:,}"
+            place = f'x="{1000 * n_before / total_bytes:.5g}" width="{1000 * n_bytes / total_bytes:.4g}" height="100"'
+            area = f"<rect {place}><title>{title}</title></rect>"
             if stretch.line <= last_line:
                 area = f'<a href="#L{stretch.line}" tabindex="-1">{area}</a>'
             areas += area
-            sum_bits += value * n_bytes
-            left += n_bytes
+            sum_bits += bits * n_bytes
+            n_before += n_bytes
         first_byte = self._stretches[0].byte if self._stretches else 0
         mean = sum_bits / max(1, total_bytes)
         return {

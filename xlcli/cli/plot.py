@@ -47,9 +47,9 @@ def draw_by_memory(path: str, scores: Sequence[Score]) -> None:
     figure, axes = _picture()
     lengths = sorted({score.mem_len for score in scores})
     for model in dict.fromkeys(score.model for score in scores):
-        own = sorted((score.mem_len, score.bits_per_byte) for score in scores if score.model == model)
-        places = [lengths.index(length) for length, _ in own]
-        axes.plot(places, [value for _, value in own], marker="o", label=visible(model))
+        points = sorted((score.mem_len, score.bits_per_byte) for score in scores if score.model == model)
+        places = [lengths.index(mem_len) for mem_len, _ in points]
+        axes.plot(places, [bits for _, bits in points], marker="o", label=visible(model))
     axes.set_xticks(range(len(lengths)), map(str, lengths))
     label = "memory in tokens"
     if lengths[0] == 0:

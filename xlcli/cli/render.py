@@ -45,10 +45,11 @@ class _Pace:
         self._stage = ""
         self._next = time.monotonic() + PLAIN_SECONDS / 10
 
-    def is_due(self, stage: str) -> bool:
-        """True if the line of this stage is to be shown now; the first one of a stage at once where it is live."""
+    def claim(self, stage: str) -> bool:
+        """Returns whether a line of this stage may be shown now; then no other one may until some time has passed."""
         now = time.monotonic()
-        if now < self._next and (stage == self._stage or not self.live):
+        is_new_stage = self.live and stage != self._stage
+        if now < self._next and not is_new_stage:
             return False
         self._stage = stage
         self._next = now + (REFRESH_SECONDS if self.live else PLAIN_SECONDS)
@@ -226,7 +227,7 @@ class Screen:
     def _show(self, line: str, stage: str) -> None:
         """Shows a line of progress at its time."""
         is_wanted = "info" in self._levels and not self._types
-        if not is_wanted or not self._pace.is_due(stage):
+        if not is_wanted or not self._pace.claim(stage):
             return
         if self._pace.live:
             self._draw(line)

@@ -190,10 +190,7 @@ def _sweep_row(name: str, values: Mapping[str, Any]) -> dict[str, str]:
 def spread_text(
     scores: Sequence[events.Score], comparisons: Sequence[events.Comparison | None], width: int | None = None
 ) -> str:
-    """Table of intervals over documents, of scores and of the differences of all to the first one.
-
-    Empty for a single document. Too few documents have a dash for each interval.
-    """
+    """Returns a table of intervals of scores, and of differences to the first one; empty for a single document."""
     first = scores[0].spread
     if first is None:
         return ""
@@ -216,19 +213,18 @@ def spread_text(
 
 
 def seeds_text(scores: Sequence[events.Score], seeds: Sequence[Mapping[str, Any]], width: int | None = None) -> str:
-    """Table of the differences of groups of seeds, or a remark that intervals above do not cover the training.
-
-    `seeds` are results of `over_seeds` with their `difference`. Empty if no models are compared by intervals.
-    """
+    """Returns a table of the differences of groups of seeds; without groups a remark on intervals, or nothing."""
+    figure = "share" if scores[0].pairs else "bits_per_byte"
     rows = []
     for group in seeds:
-        if group["difference"] is not None:
-            to, *figures = group["difference"].values()
-            name = f"{seeds_name(group['models'])} - {seeds_name(to)}, memory {group['mem_len']}"
-            rows.append([name, *(f"{value:+.4f}" for value in figures)])
+        difference = group["difference"]
+        if difference is None:  # this group is what the others are compared with
+            continue
+        name = f"{seeds_name(group['models'])} - {seeds_name(difference['to'])}, memory {group['mem_len']}"
+        rows.append([name, *(f"{difference[key]:+.4f}" for key in (figure, "low", "high"))])
     if rows:
-        heading = ["", "share" if scores[0].pairs else "bits/byte", "from", "to"]
         about = "Means over training seeds, which other intervals do not cover: differences with 95 % intervals (Welch)"
+        heading = ["", "share" if scores[0].pairs else "bits/byte", "from", "to"]
         return f"\n{about}\n\n{table([heading, *rows], width)}"
     has_one_model = len({score.model for score in scores}) == 1
     spread = scores[0].spread
@@ -298,27 +294,28 @@ def pairs_text(
     comparisons: Sequence[events.Comparison | None] = (),
     seeds: Sequence[Mapping[str, Any]] = (),
 ) -> str:
-    """Shares of pairs by group, of one model of this shape with intervals, or of several in columns.
+    """Returns a table of shares of pairs, with a row for each group of pairs and columns for each model.
 
-    Of two, also the pairs that one of them alone gets right. `seeds` are results of `over_seeds`.
+    One model has its context above, which depends on its `shape`. Two have columns of the pairs that one of them alone
+    gets right. `seeds` are results of `over_seeds`.
     """
     first = scores[0]
     names = _labels(scores)
+    has_one_model = len(scores) == 1
     meaning = f"Share of pairs whose first text is more probable, in {first.file}\n"
-
+    if has_one_model:
+        meaning = f"{first.model}; {describe_context(shape, first.mem_len, first.segment_len, first.stride)}\n{meaning}"
     # Columns of cells below their headings; each has a cell for each group of pairs.
     columns = [
         ["group", *("all" if pair.group is None else pair.group for pair in first.pairs)],
         ["pairs", *(str(pair.pairs) for pair in first.pairs)],
     ]
     for name, score in zip(names, scores, strict=True):
-        columns.append([name, *(f"{pair.share:.3f}" for pair in score.pairs)])
+        columns.append(["share" if has_one_model else name, *(f"{pair.share:.3f}" for pair in score.pairs)])
         columns.append(["95 %", *(f"{pair.low:.3f} to {pair.high:.3f}" for pair in score.pairs)])
         if any(pair.ties for pair in score.pairs):
             columns.append(["ties", *(str(pair.ties) for pair in score.pairs)])
-    if len(scores) == 1:
-        meaning = f"{first.model}; {describe_context(shape, first.mem_len, first.segment_len, first.stride)}\n{meaning}"
-        columns[2][0] = "share"
+    if has_one_model:
         columns.append(["per token", *(f"{pair.share_per_token:.3f}" for pair in first.pairs)])
     for group in seeds:
         columns += _seed_columns(scores, group)
@@ -328,8 +325,7 @@ def pairs_text(
         columns.append([f"only {names[1]}", *(str(pair.only_model) for pair in compared)])
         columns.append(["p", *(f"{pair.p:.2g}" for pair in compared)])
         meaning += "only: pairs in which one of them alone prefers the first text; p: exact McNemar test\n"
-    rows = list(zip(*columns, strict=True))
-    return f"{meaning}\n{table(rows, width)}"
+    return f"{meaning}\n{table([*zip(*columns, strict=True)], width)}"
 
 
 def _seed_columns(scores: Sequence[events.Score], group: Mapping[str, Any]) -> list[list[str]]:

@@ -66,11 +66,12 @@ def _of_file(file: str | None) -> _Layer:
 
 
 def _of_environment(command: str) -> _Layer:
-    """Settings of environment variables that are not empty."""
+    """Returns the settings of environment variables that are not empty, and the variable of each setting."""
     settings = settings_of(command)
-    with_option_last = sorted(settings, key=lambda name: settings[name].option is not None)
-    # If two settings have one variable, it is of the last one.
-    owners = {variable(name, settings[name].option): name for name in with_option_last}
+    owners: dict[str, str] = {}  # the setting of each variable
+    # If two settings have one variable, it is of the one with an option, which comes last.
+    for name in sorted(settings, key=lambda name: settings[name].option is not None):
+        owners[variable(name, settings[name].option)] = name
     variables = {name: name_of_variable for name_of_variable, name in owners.items()}
     texts = {name: os.environ.get(name_of_variable) for name, name_of_variable in variables.items()}
     return _in_sections(command, {name: text for name, text in texts.items() if text}, variables)

@@ -183,7 +183,7 @@ def read_text(
     screen: Screen,
     name: str,
 ) -> Iterator[bytes | None]:
-    """Text of `data` as it arrives. `source` is its descriptor; None for a followed file, of JSON or plain text."""
+    """Returns the text of `data` as it arrives. `source` is its descriptor; None for a followed file, JSON or plain."""
     from xlcli.config.base import compile_pattern
     from xlcli.text.documents import LINE_TEXT, live_texts
     from xlcli.text.formats import plain_text, text_of, with_notice_of_bytes
@@ -196,29 +196,29 @@ def read_text(
     kind = opened.model.tokenizer.kind
     any_bytes = kind == "bytes"
     must_be_text = not any_bytes and opened.resume is None  # what continues a stream may begin within a character
+    is_followed = source is None
     text_regex = event_start = None
     if settings.text_regex is not None:
         text_regex = compile_pattern(settings.text_regex, "stream.text_regex")
     if settings.event_start is not None:
         event_start = EventStart(compile_pattern(settings.event_start, "stream.event_start"), warn)
-    read = partial(live_texts, event_start=event_start)
+    read_rows = partial(live_texts, event_start=event_start)
     if opened.resume is not None:
         before = opened.resume.stream
-        read = partial(read, n_before=before.input_line, stream=before.stream, unfinished=before.unfinished)
-
+        read_rows = partial(read_rows, n_before=before.input_line, stream=before.stream, unfinished=before.unfinished)
     if settings.reads_lines:
-        if source is not None:
+        if not is_followed:
             data = plain_text(data, name, any_bytes=any_bytes, notice=warn)
-        data = with_notice_of_bytes(data, name, warn) if must_be_text else data
-        return read(line_rows(data, name, text_regex, event_start), name, [LINE_TEXT], warn)
+        if must_be_text:
+            data = with_notice_of_bytes(data, name, warn)
+        return read_rows(line_rows(data, name, text_regex, event_start), name, [LINE_TEXT], warn)
     text_fields = [settings.text_field] if settings.text_field else []
-    if source is None and text_fields:
-        return read(json_rows(data), name, text_fields, warn, settings.reset_on_change)
-    text = data
-    if source is not None:
+    if is_followed and text_fields:
+        return read_rows(json_rows(data), name, text_fields, warn, settings.reset_on_change)
+    if not is_followed:
         formats = {"any_bytes": any_bytes, "token_ids": kind == "ids"}
-        text = text_of(data, name, text_fields, source, notice=warn, read=read, **formats)
-    return with_notice_of_bytes(text, name, warn) if must_be_text else text
+        data = text_of(data, name, text_fields, source, notice=warn, read=read_rows, **formats)
+    return with_notice_of_bytes(data, name, warn) if must_be_text else data
 
 
 @dataclass

@@ -67,18 +67,17 @@ def _remedy(error: Any, context: Any) -> str:
 
 
 def _remedy_of_option(option: str, context: Any) -> str:
-    """What to type instead of an option that lacks its value or does not exist; empty if nothing is known."""
+    """Returns what to type instead of an option that lacks its value or does not exist; empty if nothing is known."""
     spellings = []
     for param in context.command.params:
         if option in param.opts:  # it exists and lacks its value
             return example(str(context.info_name), param.name, option, choices_of(param))
         if param.param_type_name == "option":
             spellings += param.opts
+    is_long = option.startswith("--")
     is_before_command = context.parent is None
-    is_whole_word = option.startswith("--") or option in context.obj  # unlike -c of -corpus.txt
-    owners = ""
-    if option.startswith("--") and not is_before_command:
-        owners = _other_commands(option, context)
+    owners = _other_commands(option, context) if is_long and not is_before_command else ""
+    is_whole_word = is_long or option in context.obj  # unlike -c of -corpus.txt
     if is_whole_word:
         # Every command prints what can be redirected, and can be typed without options.
         here = spellings if is_before_command else [*spellings, ">"]
@@ -93,16 +92,11 @@ def _remedy_of_option(option: str, context: Any) -> str:
         return f"Did you mean {similar}?{owners}"
     if owners:
         return owners.strip()
-    if is_before_command:
-        return _remedy_of_order(option, context)
-    return _remedy_of_text(option, context)
+    return _remedy_of_order(option, context) if is_before_command else _remedy_of_text(option, context)
 
 
 def _other_commands(option: str, context: Any) -> str:
-    """` --context is an option of xlcli eval.`: a sentence on the commands beside this one that have the option, or "".
-
-    It begins with a blank, because it follows another sentence.
-    """
+    """Returns a sentence on the commands that have the option, ` --context is an option of xlcli eval.`, or nothing."""
     group = context.parent
     commands = []
     for name in group.command.list_commands(group):
@@ -126,12 +120,9 @@ def _arguments_alone(context: Any) -> str:
 
 
 def _remedy_of_order(option: str, context: Any) -> str:
-    """`xlcli --mem-len 9 eval`: the option comes after a command, that of the line if it has one.
-
-    `context.obj` are the words of the command line, and `context` is that of the program.
-    """
+    """Returns where an option of a command, as in `xlcli --mem-len 9 eval`, has to stand: after the command."""
     commands = context.command.list_commands(context)
-    for word in context.obj:
+    for word in context.obj:  # of the command line
         if word in commands:
             return f"Options come after the command: xlcli {word} {option}."
     return "A command comes first, as in xlcli eval FILE; xlcli --help lists them."
@@ -197,10 +188,7 @@ def variable(name: str, option: Option | None) -> str:
 
 
 def example(command: str, name: str, spelled: str, legal: Sequence[str] = ()) -> str:
-    """`Try --mem-len 512.`: a valid value of an option or variable of a command; empty if none is known.
-
-    `name` is that of its parameter or setting, and `legal` are the values of a choice that is no setting.
-    """
+    """Returns `Try --mem-len 512.`: a value of the setting `name`, or the first `legal` one of another option."""
     setting = settings_of(command).get(name)
     if setting is not None:
         legal = choices(setting.field.annotation)

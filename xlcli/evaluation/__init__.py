@@ -210,7 +210,7 @@ class _Evaluation(NamedTuple):
             yield Notice(f"{n_documents:,} documents are too many to list; --documents FILE.tsv writes each")
 
     def _score(self, run: Pass, stage: str) -> Iterator[Event]:
-        """Events of a memory length, the last of which is its `Score`, unless no token was scored.
+        """Yields the events of one memory length, the last of which is its `Score`, unless no token was scored.
 
         `stage` names the progress. Scores of single tokens are on disk until the `Score`.
         """
@@ -218,10 +218,9 @@ class _Evaluation(NamedTuple):
         # The prediction after the last token says how its word ends.
         batches = text_batches(run, reads_end=self.words and not options.by_row)
         started = time.perf_counter()
-        by_document = run.lengths.by_document
         has_few_documents = 1 < len(text.part.corpus.facts.documents) <= LISTED_DOCUMENTS
         shows_documents = has_few_documents and not (options.by_row or options.each_line)
-        needs_tokens = self.is_listed or shows_documents or by_document or options.by_row
+        needs_tokens = self.is_listed or shows_documents or run.lengths.by_document or options.by_row
         with ExitStack() as files:
             scores = TokenScores(len(text.tokens), self.predictions, files) if needs_tokens else None
             sums = ContextSums(batches.longest)
@@ -239,26 +238,9 @@ class _Evaluation(NamedTuple):
             remark = misfit(self.model.name, totals.nats / LN2, totals.bytes)
             if remark:
                 yield Notice(remark, "warning")
-
-            # What is measured of documents, rows and beginning needs all of their tokens.
             fields: dict[str, Any] = {"partial": not is_whole}
             if scores is not None:
-                rows: list[Any] = []
-                if options.by_row and is_whole:
-                    rows += figures.row_scores(text, scores.nats, options)
-                    yield from figures.tie_notice(rows)
-                yield from self._parts(run, scores, rows, is_whole=is_whole)
-                if options.pairs:
-                    fields["pairs"] = figures.pair_shares(rows, options.by)
-                elif options.by and rows:
-                    fields |= figures.share_correct(rows, options.by)
-                if shows_documents and is_whole:
-                    record = self.model.record
-                    fields["by_document"] = tuple(figures.document_scores(text, scores.nats, record, by_line=False))
-                    yield from figures.foreign_notice(fields["by_document"], self.model.name)
-                    yield from figures.script_notice(fields["by_document"])
-                if by_document and is_whole and not (options.pairs or options.by):
-                    fields |= _spread_fields(text, scores, options)
+                fields |= yield from self._measure(run, scores, shows_documents=shows_documents, is_whole=is_whole)
             if options.online_option is None and (is_whole or not run.lengths.has_memory):
                 fields["by_context"] = yield from figures.loss_by_context(run, batches, sums, options.context_share)
             unknown_id = self.model.tokenizer.unknown_id
@@ -266,26 +248,42 @@ class _Evaluation(NamedTuple):
                 fields["unknown_words"] = n_unknown(text.tokens.ids, unknown_id)
         yield Score(**_score_fields(run, options, totals, batches.size, seconds), **fields)
 
+    def _measure(
+        self, run: Pass, scores: TokenScores, *, shows_documents: bool, is_whole: bool
+    ) -> Generator[Scored | Notice | Done, None, dict[str, Any]]:
+        """Returns the fields of `Score` that come from scores of single tokens; yields what is listed, and notices."""
+        options, text = self.options, self.text
+        fields: dict[str, Any] = {}
+        rows: list[Any] = []
+        if options.by_row and is_whole:
+            rows += figures.row_scores(text, scores.nats, options)
+            yield from figures.tie_notice(rows)
+        yield from self._parts(run, scores, rows, is_whole=is_whole)
+        if options.pairs:
+            fields["pairs"] = figures.pair_shares(rows, options.by)
+        elif options.by and rows:
+            fields |= figures.share_correct(rows, options.by)
+        if not is_whole:  # documents need the scores of all their tokens
+            return fields
+        if shows_documents:
+            documents = tuple(figures.document_scores(text, scores.nats, self.model.record, by_line=False))
+            fields["by_document"] = documents
+            yield from figures.foreign_notice(documents, self.model.name)
+            yield from figures.script_notice(documents)
+        if run.lengths.by_document and not (options.pairs or options.by):
+            fields |= _spread_fields(text, scores, options)
+        return fields
+
     def _parts(
         self, run: Pass, scores: TokenScores, rows: Sequence[Scored], *, is_whole: bool
     ) -> Iterator[Scored | Notice | Done]:
-        """Tokens, words or `rows` that are compared, if they are asked for, until stopped."""
+        """Yields the parts of the text that are asked for, until stopped: `rows`, words, tokens or documents."""
         options, text = self.options, self.text
         parts: list[Iterable[Scored | Notice]] = []
         if self.words and options.by_row:
             parts.append(rows)
         if self.words and not options.by_row:
-            search = NextWords(run, scores.predictions) if options.asked.n_searched and scores.predictions else None
-            by_line, with_tokens = options.each_line, self.per_token
-            words: Iterable[Scored]
-            words = text.word_scores(scores, by_line=by_line, with_tokens=with_tokens, search=search)
-            if self.frequencies is not None:
-                words = map(self.frequencies.added_to, words)
-            if options.asked.of_words:
-                words = with_neighbors(words, options.asked)
-            if options.region_mark is not None:
-                words = with_regions(words, text.part.corpus, options.region_column)
-            parts.append(with_remark_on_rows(words, punctuation=options.split_punctuation))
+            parts.append(self._words(run, scores))
         elif self.per_token and not options.score_field:
             parts.append(text.rows_and_tokens(scores))
         if self.documents and is_whole:
@@ -296,6 +294,22 @@ class _Evaluation(NamedTuple):
             yield part
         if self.is_listed and is_whole:
             yield Done()
+
+    def _words(self, run: Pass, scores: TokenScores) -> Iterator[Scored | Notice]:
+        """Yields the words of the text with all columns that are asked for, their rows, and tokens if they are, too."""
+        options, text = self.options, self.text
+        search = None
+        if options.asked.n_searched and scores.predictions is not None:
+            search = NextWords(run, scores.predictions)
+        words: Iterable[Scored]
+        words = text.word_scores(scores, by_line=options.each_line, with_tokens=self.per_token, search=search)
+        if self.frequencies is not None:
+            words = map(self.frequencies.added_to, words)
+        if options.asked.of_words:
+            words = with_neighbors(words, options.asked)
+        if options.region_mark is not None:
+            words = with_regions(words, text.part.corpus, options.region_column)
+        return with_remark_on_rows(words, punctuation=options.split_punctuation)
 
 
 def _file_notices(text: TokenizedText, model: LoadedModel) -> Iterator[Notice]:
@@ -371,28 +385,30 @@ def _held_out_text(model: LoadedModel, options: EvalConfig) -> Corpus:
 
 
 def _check_values(corpus: Corpus, key: str, options: EvalConfig) -> Generator[Notice, None, list[int]]:
-    """Notices on empty values of `key`, and on stories that come back; `DataError` if a row lacks the key.
+    """Returns where the value of `key` changes: the start of each row whose value differs from that of the row before.
 
-    Returns where the rows begin whose value differs from that of the row before.
+    Yields notices on empty values, and on stories that come back. Raises `DataError` if a row lacks the key.
     """
     starts: list[int] = []
     empty, returning = list[str](), list[str]()  # places of rows
-    values: set[str] = set()
-    before: str | None = None
+    earlier_values: set[str] = set()
+    value_before: str | None = None
     for start, row in corpus.rows():
         if options.pairs:  # two documents are a row
             row = replace(row, document=(row.document + 1) // 2)
         if key not in row.fields:
             raise DataError(f"{row.place} has no '{key}'.", "Name a column or key that all rows have.")
         value = str(row.fields[key])
-        if row.fields[key] is None or not value.strip():
+        is_empty = row.fields[key] is None or not value.strip()
+        is_change = value != value_before
+        if is_empty:
             empty.append(row.place)
-        elif value != before and value in values:
+        elif is_change and value in earlier_values:
             returning.append(row.place)
-        if value != before:
+        if is_change:
             starts.append(start)
-        values.add(value)
-        before = value
+        earlier_values.add(value)
+        value_before = value
     if empty:
         remark = f"'{key}' is empty in {len(empty):,} rows ({empty[0]} is the first)"
         yield Notice(f"{remark}; fill these cells, since merged cells have their value only once", "warning")
@@ -405,25 +421,28 @@ def _check_values(corpus: Corpus, key: str, options: EvalConfig) -> Generator[No
 def _reading_notices(
     text: TokenizedText, options: EvalConfig, tokenizer: str, *, is_held_out: bool
 ) -> Iterator[Notice]:
-    """Notices on documents that are scored apart, or could be, and on odd rows or lines of a text of the user."""
-    corpus, n_documents, n_rows = text.part.corpus, len(text.documents), len(text.part.documents)
-    is_asked = options.each_line or options.by_row or options.reset_on_change is not None
+    """Yields notices on documents that are scored apart, or could be, and on odd rows or lines of the text."""
+    corpus = text.part.corpus
+    n_rows = len(text.part.documents)
+    n_scored_apart = len(text.documents)
+    is_decided = options.each_line or options.by_row or options.reset_on_change is not None
     is_open = options.reset_on_document is None
-    if is_open and n_documents != 1 and not is_asked:
+    if is_open and n_scored_apart != 1 and not is_decided:
         yield Notice(
-            f"{n_documents:,} documents, each scored as if it were alone, as in training; "
+            f"{n_scored_apart:,} documents, each scored as if it were alone, as in training; "
             "--set eval.reset_on_document=false scores them as one text."
         )
     if is_held_out:
         return
-    if is_open and n_documents == 1 and n_rows > len(corpus.sources):
+    has_rows = n_rows > len(corpus.sources)
+    if is_open and n_scored_apart == 1 and has_rows:
         yield Notice(
             f"{n_rows:,} rows are read as one text, in which earlier ones influence later ones; --reset-on-document "
             "scores each on its own"
         )
     if tokenizer != "ids" and not options.binary:
         yield from odd_texts(text, options)
-    can_divide = n_rows == 1 and options.online_option is None and not is_asked
+    can_divide = n_rows == 1 and options.online_option is None and not is_decided
     if can_divide and is_list_of_sentences(next(corpus.read(0, 2**16))):
         yield Notice(
             f"{corpus.sources[0].name} looks like a list of sentences, which now influence each other; "

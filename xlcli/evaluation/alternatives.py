@@ -88,7 +88,7 @@ class NextWords:
 
     @torch.inference_mode()
     def __call__(self, token: int, text: bytes, last: int | None) -> dict[str, Any]:
-        """Columns of the word that begins with this token; arguments as of `Search`."""
+        """Returns the columns of the word that begins with this token; arguments as of `Search`. Reads up to there."""
         if b"\n" in text and not text.strip():  # no word
             return {}
         p = self._read(token)
@@ -102,18 +102,20 @@ class NextWords:
             beginnings = sorted(found.longer, reverse=True)
             found.longer = []
             for first in range(0, len(beginnings), ROWS):
-                batch = beginnings[first : first + ROWS]
-                least = self._least(found.words)
-                probable = [beginning for beginning in batch if beginning.probability >= least]
-                left_out = [beginning.probability for beginning in batch[len(probable) :]]
-                found.leave(torch.tensor(left_out, dtype=torch.float64))
-                for beginning, p in zip(probable, self._after(probable), strict=True):
-                    ends_word = self._predictions.boundary_ids(self._predictions.boundaries.last(beginning.text))
-                    if len(ends_word):
-                        found.words[_word(beginning.text)] += beginning.probability * float(p[ends_word].sum())
-                    p_within_word = p.index_fill(0, ends_word, 0.0)
-                    self._lengthen(beginning, p_within_word, least, found)
+                self._continue(beginnings[first : first + ROWS], found)
         return self._columns(found)
+
+    def _continue(self, beginnings: Sequence[_Beginning], found: Found) -> None:
+        """Adds to `found` the words that these beginnings, the most probable one first, spell or begin."""
+        least = self._least(found.words)
+        probable = [beginning for beginning in beginnings if beginning.probability >= least]
+        left_out = [beginning.probability for beginning in beginnings[len(probable) :]]
+        found.leave(torch.tensor(left_out, dtype=torch.float64))
+        for beginning, p in zip(probable, self._after(probable), strict=True):
+            ends_word = self._predictions.boundary_ids(self._predictions.boundaries.last(beginning.text))
+            if len(ends_word):
+                found.words[_word(beginning.text)] += beginning.probability * float(p[ends_word].sum())
+            self._lengthen(beginning, p.index_fill(0, ends_word, 0.0), least, found)
 
     def _columns(self, found: Found) -> dict[str, Any]:
         """The columns that are asked for."""
@@ -128,18 +130,14 @@ class NextWords:
         return columns
 
     def _lengthen(self, beginning: _Beginning, p: Tensor, least: float, found: Found) -> None:
-        """Adds what a beginning goes on with, by the probabilities (v) of the next token in the word.
-
-        What is at least as probable as `least` is added to `longer`, or to `words` if the word ends after that token,
-        whatever comes next. The others are left.
-        """
+        """Adds what a beginning and each next token, of probabilities (v), make, if it is as probable as `least`."""
         texts, last = self._predictions.tokenizer.texts, self._predictions.boundaries.last
         p = beginning.probability * p
         is_probable = p >= least
         is_probable[len(texts) :] = False  # ids that no token has
         for i in is_probable.nonzero()[:, 0].tolist():
             text = beginning.text + texts[i]
-            if is_ended(last(text)):
+            if is_ended(last(text)):  # whatever comes next
                 found.words[_word(text)] += float(p[i])
             else:
                 found.longer.append(_Beginning(float(p[i]), (*beginning.ids, i), text))

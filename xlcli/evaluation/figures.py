@@ -43,28 +43,28 @@ SHORT_WINDOW = 64  # tokens of at least half of them, in tokens, since a long wi
 
 
 def loss_by_context(
-    run: Pass, whole: Batches, sums: ContextSums, share: float
+    run: Pass, whole: Batches, sums: ContextSums, tokens_per_token: float
 ) -> Generator[Progress, None, tuple[ContextBin, ...]]:
-    """The loss by context from sums over the text; with memory also from windows, `share` tokens per token of text."""
+    """Returns the loss by context: from sums over the text, and with memory also from windows that are read again."""
     if run.lengths.has_memory and not run.lengths.by_document:
-        windows = _windows(run, whole, share)
+        windows = _windows(run, whole, tokens_per_token)
         n_tokens = sum(loader.batch_size * loader.sequence_len for loader in windows)
         batches = Batches(windows, whole.longest, n_by_context=len(run.text.tokens))
         yield from score_text(run, batches, sums, ProgressMeter("loss by context", n_tokens, "tokens"))
     return sums.bins()
 
 
-def _windows(run: Pass, whole: Batches, share: float) -> list[EvalLoader]:
-    """Batches of short and long windows, spread over the text, with `share` tokens per token of it, half in each."""
+def _windows(run: Pass, whole: Batches, tokens_per_token: float) -> list[EvalLoader]:
+    """Returns batches of windows over the text, with `tokens_per_token` of it, half in short and half in long ones."""
     lengths, ids, start_id = run.lengths, run.text.tokens.ids, run.model.tokenizer.start_id
     n_tokens = len(ids)
     long = min(lengths.max_context, n_tokens)
     short = min(SHORT_WINDOW, long)
-    budget = int(min(n_tokens * share, WINDOW_LIMIT))
+    n_to_read = int(min(n_tokens * tokens_per_token, WINDOW_LIMIT))
     n_long = 0
     if long > short:
-        n_long = budget // 2 // long
-    n_short = (budget - n_long * long) // short
+        n_long = n_to_read // 2 // long
+    n_short = (n_to_read - n_long * long) // short
     loaders: list[EvalLoader] = []
     # The window at the beginning of the text is left out if it has been read with the text.
     for width, n_windows, n_left_out in ((short, n_short, 1), (long, n_long, whole.n_by_context)):
@@ -245,19 +245,19 @@ def tie_notice(rows: Iterable[Scored]) -> Iterator[Notice]:
 
 
 def share_correct(scores: Sequence[Any], by: str) -> dict[str, float]:
-    """`correct` and `correct_per_byte` of `Score`, given rows and their continuations; none if no row is marked.
+    """Returns the shares of groups whose best row is marked as correct, given rows and their continuations by turns.
 
-    `DataError` if only some groups have a row that is marked as correct.
+    The field `by` of a row names its group. Returns nothing if no row is marked; `DataError` if only some groups are.
     """
     groups = defaultdict[str, list[tuple[bool, ContinuationScore]]](list)
     for row, score in zip(scores[::2], scores[1::2], strict=True):
         is_correct = str(row.fields.get("correct")).lower() in ("1", "1.0", "true", "yes")
         groups[str(row.fields[by])].append((is_correct, score))
     unmarked = [group for group, rows in groups.items() if not any(is_correct for is_correct, _ in rows)]
-    if 0 < len(unmarked) < len(groups):
-        raise DataError(f"{by} {unmarked[0]} has no row that is correct.", "Write 1 or true in its right row.")
-    if unmarked:
+    if len(unmarked) == len(groups):
         return {}
+    if unmarked:
+        raise DataError(f"{by} {unmarked[0]} has no row that is correct.", "Write 1 or true in its right row.")
     # Rows that are equally probable share the point of their group.
     points, points_per_byte = [], []
     for rows in groups.values():

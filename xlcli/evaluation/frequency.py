@@ -65,10 +65,7 @@ def _counts_of_text(portions: Iterable[bytes], *, punctuation: bool) -> Counter[
 
 
 def _listed_counts(path: Path) -> Counter[str] | None:
-    """Counts of a .tsv or .csv file with a word and its count in each row, after a header or not; None for a text.
-
-    `DataError` if it is a list of words with other columns, or a count is no whole number.
-    """
+    """Returns the counts of a table of words and counts, or None for a text; `DataError` if a row has anything else."""
     if path.suffix.lower() not in (".tsv", ".csv") or not path.is_file():
         return None
     try:

@@ -46,7 +46,7 @@ def _completed(
 def _columns(
     word: WordScore, following: WordScore | None, earlier: Sequence[WordScore], asked: Columns
 ) -> dict[str, Any]:
-    """The columns of a word, given the `following` one and the `earlier` ones, latest first; None if there is none."""
+    """Returns the columns of a word, given the `following` one, if any, and the `earlier` ones, the latest first."""
     columns: dict[str, Any] = {}
     if asked.length:
         columns["length"] = len(word.word)
@@ -59,17 +59,15 @@ def _columns(
     if asked.next_entropy:
         columns["next_entropy"] = next_entropy
     if asked.entropy_reduction:
-        columns["entropy_reduction"] = None
-        if next_entropy is not None:
-            columns["entropy_reduction"] = word.token_entropy - next_entropy
+        columns["entropy_reduction"] = None if next_entropy is None else word.token_entropy - next_entropy
     names = ["bits", "length", "tokens"]
     if asked.frequency:
         names.append("frequency")
     for distance in range(1, asked.previous + 1):
-        of_previous: dict[str, Any] = {}
+        values: dict[str, Any] = {}  # none without so many words before it
         if distance <= len(earlier):
             before = earlier[distance - 1]
-            of_previous = {**before.columns, "bits": before.bits, "length": len(before.word), "tokens": before.tokens}
+            values = {**before.columns, "bits": before.bits, "length": len(before.word), "tokens": before.tokens}
         for name in names:
-            columns[f"previous_{distance}_{name}"] = of_previous.get(name)
+            columns[f"previous_{distance}_{name}"] = values.get(name)
     return columns

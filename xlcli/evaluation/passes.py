@@ -82,7 +82,7 @@ class Batches:
 def score_text(
     run: Pass, batches: Batches, by_context: ContextSums, meter: ProgressMeter, scores: TokenScores | None = None
 ) -> Generator[Progress, None, Totals]:
-    """Sums over all sequences until stopped, also `by_context`; fills the `scores` of each token."""
+    """Returns sums over all sequences, or those before a stop; adds to `by_context`, and fills `scores` of tokens."""
     text, lengths = run.text, run.lengths
     n_tokens = len(text.tokens)
     readout = None if scores is None else scores.predictions
@@ -92,28 +92,29 @@ def score_text(
     totals = Totals()
     for loader in batches.loaders:
         by_context.start(loader.batch_size)
-        for (inputs, _, scored, positions), (surprisal, _, ponder, features) in _scored(run, loader, readout):
+        for batch, out in _scored(run, loader, readout):
+            scored = batch.scored
             # Numbers (b t) of the tokens; those after the end of a sequence are not scored, but must be legal.
-            index = np.minimum(positions[:, None] + np.arange(scored.shape[1]), n_tokens - 1)
+            index = np.minimum(batch.positions[:, None] + np.arange(scored.shape[1]), n_tokens - 1)
             if text.scored is not None:
                 scored = scored & text.scored[index]
-            nll = np.where(scored, surprisal.double().cpu().numpy(), 0.0)
+            nats = np.where(scored, out.nll.double().cpu().numpy(), 0.0)
             sizes = np.where(scored, text.tokens.sizes(index), 0)
-            totals.add(nll, sizes, scored, ponder)
+            totals.add(nats, sizes, scored, out.ponder)
             token_ends = index[scored] + 1
             next_document_ends = document_ends[np.searchsorted(document_ends, token_ends)]
             totals.documents += int((token_ends == next_document_ends).sum())
             if not lengths.has_memory:  # every segment starts with empty memory
-                by_context.start(len(nll))
+                by_context.start(len(nats))
             if lengths.stride is None:  # tokens of overlapping windows have no one context
                 is_measured = scored.copy()
                 is_measured[batches.n_by_context :] = False
-                measured_nll = np.where(is_measured, nll, 0.0)
-                by_context.add(inputs.shape[1], measured_nll, np.where(is_measured, sizes, 0), is_measured)
+                measured_nats = np.where(is_measured, nats, 0.0)
+                by_context.add(batch.inputs.shape[1], measured_nats, np.where(is_measured, sizes, 0), is_measured)
             if scores is not None:
-                scores.nats[index[scored]] = nll[scored]
-                if features is not None:
-                    scores.keep(features.float().cpu().numpy(), scored, positions, loader.ends)
+                scores.nats[index[scored]] = nats[scored]
+            if scores is not None and out.readout is not None:
+                scores.keep(out.readout.float().cpu().numpy(), scored, batch.positions, loader.ends)
             n_called += 1
             # Progress is the share of calls, because those that only warm up take time, too.
             yield from meter.report((meter.total or 0) * n_called // n_calls)

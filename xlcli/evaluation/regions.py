@@ -105,18 +105,17 @@ class _Words:
         return word
 
     def regions(self) -> Iterator[RegionScore]:
-        """The regions, after the last word."""
-        numbers = [word.columns["region"] for word in self._words]
+        """Yields the scores of the regions; is called after the last word. `DataError` if a region has no word."""
+        region_of_word = [word.columns["region"] for word in self._words]
         for region, (begin, end) in enumerate(self._regions, 1):
-            n_words = numbers.count(region)
+            n_words = region_of_word.count(region)
             is_beyond_row = self._is_numbered and n_words < end - begin
             if not n_words or is_beyond_row:
-                problem = f"region {region} of {self._row.place} is not there: the row has {len(numbers)} words."
+                problem = f"region {region} of {self._row.place} is not there: the row has {len(self._words)} words."
                 raise DataError(problem, "Correct that region.")
-            first = numbers.index(region)
-            behind = first + n_words
-            words = self._words[first:behind]
-            following = [word.bits for word in self._words[behind : behind + 2]]
+            first = region_of_word.index(region)
+            words = self._words[first : first + n_words]
+            next_bits = [word.bits for word in self._words[first + n_words :][:2]]  # of the next two words
             yield RegionScore(
                 document=words[0].document,
                 region=region,
@@ -128,8 +127,8 @@ class _Words:
                 naive_bits=sum(word.naive_bits for word in words),
                 token_entropy=words[0].token_entropy,
                 tokens=sum(word.tokens for word in words),
-                next_bits=following[0] if following else None,
-                next_two_bits=sum(following) if len(following) == 2 else None,
+                next_bits=next_bits[0] if next_bits else None,
+                next_two_bits=sum(next_bits) if len(next_bits) == 2 else None,
                 columns=_columns_of(words),
             )
 

@@ -27,7 +27,7 @@ LEAST_FREEDOM = 2.0  # if one document is nearly the whole text, its interval is
 
 
 def spread_of(sums: NDArray[Any], less: NDArray[Any] | None = None) -> Spread:
-    """Spread of bits and bytes of documents (d 2), or of the difference to those of another evaluation, `less`."""
+    """Returns bits per byte of a text, and their mean over documents (d 2: bits, bytes); `less` is subtracted."""
     ratio, changes, values = _parts(sums)
     if less is not None:
         less_ratio, less_changes, less_values = _parts(less)
@@ -38,11 +38,12 @@ def spread_of(sums: NDArray[Any], less: NDArray[Any] | None = None) -> Spread:
     mean = float(values.mean())
     if n < LEAST_DOCUMENTS:
         return Spread(n, ratio, None, None, mean, None, None)
-    # The margin of the whole text is the jackknife's, that of the mean over documents the usual one.
+    # The error of the whole text is the jackknife's. Its degrees of freedom are those of documents of one size.
     sizes = sums[:, 1]
     n_effective = float(sizes.sum() ** 2 / np.square(sizes).sum())
     error = math.sqrt((n - 1) / n * np.square(changes).sum())
     margin = half_width(error, max(LEAST_FREEDOM, n_effective - 1))
+    # The error of the mean over documents is the usual one.
     mean_margin = half_width(float(values.std(ddof=1)) / math.sqrt(n), n - 1)
     low, mean_low = ratio - margin, mean - mean_margin
     if less is None:  # no text costs less than nothing
@@ -87,24 +88,27 @@ def seed_difference(scores: Sequence[Score], others: Sequence[Score]) -> dict[st
 
 
 def remark_on_memory(scores: Sequence[Score], trained: int) -> str | None:
-    """A sentence if a shorter memory isn't clearly worse than the next longer one; `trained` is the trained length."""
-    within_noise = None
+    """Returns a sentence on a memory that costs more than the next shorter one, with the likely reason, or None."""
+    within_noise = None  # a sentence on a cost that may be chance, for the case that there is no clear one
     for shorter, longer in pairwise(sorted(scores, key=lambda score: score.mem_len)):
         excess = longer.bits_per_byte - shorter.bits_per_byte
-        if excess < LEAST_EXCESS or shorter.pairs:
+        if excess < LEAST_EXCESS or shorter.pairs:  # pairs are not compared by bits
             continue
-        comparison = compare(longer, shorter)
-        low = comparison.spread.bits_per_byte_low if comparison and comparison.spread else None
         costs = f"a memory of {longer.mem_len} costs {excess:.4f} bits per byte more than {shorter.mem_len}"
-        if low is not None and low <= 0:
+        comparison = compare(longer, shorter)
+        low = None
+        if comparison is not None and comparison.spread is not None:
+            low = comparison.spread.bits_per_byte_low
+        is_within_noise = low is not None and low <= 0
+        if is_within_noise:
             within_noise = f"{costs}, which lies within the 95 % interval of the difference"
-        elif shorter.mem_len == 0:
+            continue
+        if shorter.mem_len == 0:
             unit = "segments" if shorter.stride is None else "overlapping windows"
             return f"{costs}: without memory a token sees those before it in {unit} of {shorter.segment_len} tokens"
-        elif longer.mem_len > trained:
+        if longer.mem_len > trained:
             return f"{costs}: the model was trained with {trained}, and a longer memory need not help"
-        else:
-            return costs
+        return costs
     return within_noise
 
 

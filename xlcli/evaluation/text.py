@@ -99,15 +99,15 @@ class TokenizedText:
     def word_scores(
         self, scores: TokenScores, *, by_line: bool, with_tokens: bool, search: Search | None = None
     ) -> Iterator[Scored]:
-        """Words and rows as soon as they are complete, and tokens if asked for. `by_line`: as of `Words`."""
+        """Yields words and rows as soon as they are complete, and tokens if asked for. `by_line`: as of `Words`."""
         assert scores.predictions is not None
         words = Words(scores.predictions.boundaries, WordPosition(starts=deque()), by_line=by_line)
-        starts = iter(self.documents[1:].tolist())
-        next_start = next(starts, None)
+        document_starts = iter(self.documents[1:].tolist())
+        next_start = next(document_starts, None)
         further = None
         for number, (begun, token) in enumerate(self._with_rows(scores)):
             if number == next_start:
-                next_start = next(starts, None)
+                next_start = next(document_starts, None)
                 yield from words.end(token.byte, scores.prediction(number, after=True))
                 words.reset()
             for place, row in begun:
@@ -116,12 +116,16 @@ class TokenizedText:
                 words.at.begin(place, row.fields)
             if search is not None:
                 further = partial(search, number, token.text)
-            scored: list[Scored] = [*words.feed(token, further)]
+            parts: list[Scored] = [*words.feed(token, further)]
+            # A token comes after the row that begins with it, so that a list gives it the columns of this row.
+            n_until_row = 0
+            for n_parts, part in enumerate(parts, 1):
+                if isinstance(part, Row):
+                    n_until_row = n_parts
+            yield from parts[:n_until_row]
             if with_tokens:
-                # The token comes after the row that begins with it, so that a list gives it the columns of this row.
-                before = max((i + 1 for i, each in enumerate(scored) if isinstance(each, Row)), default=0)
-                scored.insert(before, token)
-            yield from scored
+                yield token
+            yield from parts[n_until_row:]
         yield from words.end(self.part.n_bytes, scores.prediction(len(self.tokens), after=True))
 
 
@@ -280,11 +284,12 @@ def _between_characters(corpus: Corpus, limit: int) -> int:
 
 
 def _continuations(part: Part, tokens: TokenFile, fields: Joined) -> Generator[Notice, None, TokenizedText]:
-    """The text of rows of which only continuations are scored. A token across the border counts as continuation."""
+    """Returns the text of rows of which only the continuations are scored, and yields notices on unusual rows."""
     counter = TextCounter()
+    borders: list[int] = []  # of each row, the offset at which its continuation begins
     n_without_context = 0
-    n_unblanked = n_without_blank = 0  # rows whose parts meet within a script without blanks, and so, without one
-    borders: list[int] = []  # of each row, offset at which its context ends and its continuation begins
+    n_unblanked = 0  # rows whose two parts meet within a script without blanks
+    n_without_blank = 0  # those of them that indeed have no blank there
     for row_start, row in part.corpus.rows():
         context, continuation = fields.divide(row.fields)
         borders.append(row_start + len(context))
@@ -295,13 +300,16 @@ def _continuations(part: Part, tokens: TokenFile, fields: Joined) -> Generator[N
         counter.feed(continuation)
         counter.end_word()
         counter.end_document()
+    counts = counter.counts()
+    if n_unblanked:  # these continuations are parts of phrases, however short
+        counts = replace(counts, words=None)
+    # A token is scored if it ends behind the border of its row, even if it begins before it.
     token_sizes = tokens.sizes(slice(None))
     token_ends = np.cumsum(token_sizes, dtype=np.int64)
-    token_starts = token_ends - token_sizes
-    rows = np.searchsorted(part.documents, token_ends - 1, side="right") - 1  # in which the tokens end
-    token_borders = np.array(borders)[rows]
+    row_of_token = np.searchsorted(part.documents, token_ends - 1, side="right") - 1
+    token_borders = np.array(borders)[row_of_token]
     is_scored = token_ends > token_borders
-    is_across = is_scored & (token_starts < token_borders)
+    is_across = is_scored & (token_ends - token_sizes < token_borders)
     n_across = int(is_across.sum())
     if n_without_context:
         yield Notice(f"rows without context, whose continuation begins a text: {n_without_context:,}")
@@ -310,9 +318,6 @@ def _continuations(part: Part, tokens: TokenFile, fields: Joined) -> Generator[N
     if n_without_blank and fields.joiner is None:
         remark = "which their script does not have; --set \"eval.joiner=' '\" puts one there"
         yield Notice(f"{n_without_blank:,} continuations follow their context without a blank, {remark}")
-    counts = counter.counts()
-    if n_unblanked:  # the continuations are parts of phrases, however short
-        counts = replace(counts, words=None)
     return TokenizedText(part, tokens, counts, is_scored)
 
 

@@ -168,15 +168,14 @@ class _Stream:
         self._waiting_seconds += time.monotonic() - waits_since
 
     def begin_document(self, portion: bytes | None) -> Iterator[StreamEvent]:
-        """Begins the document that a portion is, unless it continues the one before it; other text needs nothing."""
-        records = self.output.records
-        words = self.output.words
+        """Begins the document that a portion is, unless it continues the one before it; yields what this completes."""
+        records, words = self.output.records, self.output.words
         fields: dict[str, Any] = {}
         begins_document = False
         if isinstance(portion, Document):
             fields = plain(portion.fields)
             records.count(portion)
-            was_output = self._options.emit == "lines" and not records.waiting  # after a pause
+            was_output = self._options.emit == "lines" and not records.waiting  # the one before, after a pause
             begins_document = was_output or not portion.continues
             if portion.continues and records.waiting:
                 records.join(portion)
@@ -187,7 +186,6 @@ class _Stream:
             if portion and words is not None and not words.at.n_begun:  # the text before the first row
                 words.at.begin(0, {})
             return
-
         assert isinstance(portion, Document)
         # A saved state may end within a line whose other parts are lost: each record has lines of its own.
         if records.waiting and self.intake.is_within_line:

@@ -55,33 +55,36 @@ class Intake:
     def __init__(
         self, model: LoadedModel, options: StreamConfig, position: StreamPosition, resume: SessionState | None
     ) -> None:
+        """Makes an intake that begins with the text that waited when the session of `resume` was saved, if any did."""
+        self._options = options
         self._tokenizer = model.tokenizer
-        self.has_stand_ins = False  # true if a byte had no token
         # The bytes of a text that is given as bytes have tokens of their own, or none.
         self._tokens = model.tokenizer.tokens if options.binary else model.tokenizer.any_tokens
-        self._options = options
-        self._reset_pattern = None
-        if options.each_line or (options.frozen and not position.records):
+        self._reset_pattern = None  # of the lines before which the memory is cleared
+        clears_at_each_line = options.each_line or (options.frozen and not position.records)
+        if clears_at_each_line:
             self._reset_pattern = compile_pattern("", "stream.reset_on")  # which matches every line
         elif options.reset_on is not None:
             self._reset_pattern = compile_pattern(options.reset_on, "stream.reset_on")
         self.resets_at_documents = options.reading(model.config.model, model.config.train.reading).reset_on_document
+        # The text that waits: tokens in the queue, then an unfinished word, then bytes that were not looked at yet.
         pending = PendingText(b"", np.empty(0, np.int32), np.empty(0, np.int32))
         if resume is not None:
             pending = resume.pending
+        self._queue = Tokens(pending.ids, pending.sizes, pending.data[: pending.n_tokenized])
+        self._pretokenizer = PreTokenizer(self._tokenizer.splitter, by_line=self._reset_pattern is not None)
         rest = pending.data[pending.n_tokenized :]
         # A CR at the end waits for what follows it; those before it have been decided.
         self._arrived = rest if options.binary else rest.removesuffix(b"\r")
         self.line_ends = LineEnds(rest[len(self._arrived) :])  # reads CR LF as LF
-        self._pretokenizer = PreTokenizer(self._tokenizer.splitter, by_line=self._reset_pattern is not None)
-        self._queue = Tokens(pending.ids, pending.sizes, pending.data[: pending.n_tokenized])
         self._documents = deque(pending.documents)  # offsets in the text that waits
         self._offset = position.n_bytes  # of the queue in the whole text
         self._at_line_start = position.n_bytes == position.line_start
-        self._last_arrival = time.monotonic()
+        self._n_ready = self._n_complete()  # tokens at the beginning of the queue that can be output
+        self.has_stand_ins = False  # true if a byte had no token
         self.n_received = 0  # number of bytes and documents that have arrived
+        self._last_arrival = time.monotonic()
         self._is_ended = False
-        self._n_ready = self._n_complete()  # number of tokens, from the first one in the queue, that can be output
 
     @property
     def pending(self) -> PendingText:
@@ -121,7 +124,7 @@ class Intake:
         return self._offset + start
 
     def receive(self, portion: bytes | None) -> bool:
-        """Appends bytes that have arrived. True if an unfinished line is to be output, because none have for long."""
+        """Takes bytes that arrived, or None for a pause; returns whether the pause makes an unfinished line ready."""
         if portion:
             self._last_arrival = time.monotonic()
             self._arrived += portion if self._options.binary else self.line_ends.feed(portion)
@@ -145,7 +148,7 @@ class Intake:
         self._arrived += self.line_ends.feed(b"", final=True)
 
     def take(self, *, to_line_end: bool) -> Tokens | None:
-        """Tokens to score in one call, up to the last line end if `to_line_end`; None if none can be output now."""
+        """Removes the tokens of the next call, up to the last line end if `to_line_end`; None if none can be output."""
         while not self._n_ready:
             if self._arrived:
                 self._feed()
@@ -157,9 +160,12 @@ class Intake:
                 return None
         n, is_reset = self._n_before_reset(min(self._n_ready, TOKENS_PER_CALL))
         if to_line_end:
-            line_end = self._queue.divide(n)[0].text.rfind(b"\n") + 1
+            tokens, _ = self._queue.divide(n)
+            line_end = tokens.text.rfind(b"\n") + 1
             n = self._queue.n_begun(line_end) or n
         tokens, self._queue = self._queue.divide(n)
+        if self._documents and self._documents[0] == 0:  # it has begun with these tokens
+            self._documents.popleft()
         # All that is counted from the beginning of the queue moves with it.
         self._n_ready -= len(tokens.ids)
         self._offset += len(tokens.text)
@@ -227,12 +233,12 @@ class Intake:
             self._queue += Tokens(ids, sizes, part)
 
     def _n_complete(self) -> int:
-        """Number of queued tokens whose scores can be output."""
+        """Returns how many tokens at the beginning of the queue can be output: lines, or full calls of the model."""
         n_tokens = len(self._queue.ids)
         n_bytes_in_lines = self._queue.text.rfind(b"\n") + 1
         n_in_lines = self._queue.n_begun(n_bytes_in_lines)
         if self._reset_pattern is not None:
-            # An unfinished line may be a reset, until it is too long for one.
+            # An unfinished line may clear the memory, until it is too long.
             may_be_reset = len(self._queue.text) - n_bytes_in_lines < LINE_LIMIT
             return n_in_lines if may_be_reset else n_tokens
         if self._options.emit in ("tokens", "words"):
@@ -243,19 +249,18 @@ class Intake:
         return n_in_lines + n_full_calls * TOKENS_PER_CALL
 
     def _n_before_reset(self, n: int) -> tuple[int, bool]:
-        """Number of the first `n` queued tokens before the next document or line that matches `reset_on`, at least one.
+        """Returns how many of the first `n` queued tokens come before the next reset, and if the queue begins with one.
 
-        Also whether the queue begins with such a document or line, before which the session is reset.
+        A reset is a document, or a line that matches `reset_on`. The number is at least one.
         """
-        begins_document = bool(self._documents) and self._documents[0] == 0
-        if begins_document:
-            self._documents.popleft()
-        if self._documents:
-            n = min(n, self._queue.n_within(self._documents[0]))
+        is_reset = bool(self._documents) and self._documents[0] == 0
+        for document in self._documents:
+            if document > 0:
+                n = min(n, self._queue.n_within(document))
+                break  # the next document is before all others
         if self._reset_pattern is None:
-            return n, begins_document
+            return n, is_reset
 
-        is_reset = begins_document
         text = self._queue.text
         n_bytes = int(self._queue.sizes[:n].sum())
         line_start = 0

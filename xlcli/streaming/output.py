@@ -90,7 +90,7 @@ class StreamOutput:
     def feed(
         self, tokens: Tokens, bits: NDArray[np.float64], features: NDArray[np.float64] | None
     ) -> Iterator[ScoredEvent]:
-        """Outputs the next tokens with their surprisals (t) and features (t f), or the words or lines they complete."""
+        """Yields the next tokens with their surprisals (t) and features (t f), or the words or lines they complete."""
         self.n_tokens += len(bits)
         self.bits += float(bits.sum())
         emit = self.options.emit
@@ -103,33 +103,33 @@ class StreamOutput:
             if emit == "lines":
                 self._line_tokens += 1
             score = TokenScore(self.n_lines + 1, self.n_bytes, token, token_bits, prediction)
-            if self._on_token:
+            if self._on_token is not None:
                 self._on_token(score)
-            if self.words:
+            if self.words is not None:
                 yield from self._listed(self.words.feed(score))
             if emit == "tokens" and self.selection.take(token_bits):
                 yield score
             yield from self._add_to_line(token, token_bits)
 
     def end_line_part(self) -> Iterator[LineScore]:
-        """Outputs the line or record being assembled, or a part of the line, unless it is empty."""
+        """Yields the score of the line or record assembled so far, if it is selected, and begins a new one."""
         spans = tuple(self._line)
-        n_bytes = self._line_bytes
-        n_tokens = self._line_tokens
+        n_bytes, n_tokens = self._line_bytes, self._line_tokens
         self._line = []
         self._line_bytes = self._line_tokens = 0
-        if not n_bytes:
+        if n_bytes == 0:
             return
         record = self.records.waiting.popleft() if self.records.covers(self.n_bytes) else None
-        bits = sum(span_bits for _, span_bits in spans)
         text = b"".join(text for text, _ in spans)
+        bits = sum(bits for _, bits in spans)
+        bits_per_byte = bits / n_bytes
         is_blank = not text.strip()
         if is_blank and self.options.top is not None:  # cheap or dear, a blank line is none of the oddest
             return
-        if not self.selection.take(bits / n_bytes):
+        if not self.selection.take(bits_per_byte):
             return
         values: dict[str, Any] = {"byte": self.n_bytes - n_bytes, "bytes": n_bytes, "text": text, "tokens": n_tokens}
-        values |= {"bits": bits, "bits_per_byte": bits / n_bytes, "spans": spans}
+        values |= {"bits": bits, "bits_per_byte": bits_per_byte, "spans": spans}
         if record is None:
             yield LineScore(line=self.n_lines + 1, **values)
         else:
@@ -160,18 +160,18 @@ class StreamOutput:
             yield from self._listed(self.words.end(self.n_bytes, next(self._values(features))))
 
     def _add_to_line(self, token: bytes, bits: float) -> Iterator[LineScore]:
-        """Adds a token to the line; one with two line ends counts for the line that it begins in."""
+        """Adds a token to the line in which it begins; yields the score of each line or record that it completes."""
         for piece in LINE.findall(token) or [token]:
             if self.options.emit == "lines":
                 self._add_span(piece, bits)
-            bits = 0.0
+            bits = 0.0  # the pieces after the first one cost nothing
             self.n_bytes += len(piece)
             ends_line = piece.endswith(b"\n")
             if self.records.covers(self.n_bytes):
-                is_whole = ends_line and self.records.ends_at(self.n_bytes)
+                is_complete = ends_line and self.records.ends_at(self.n_bytes)
             else:
-                is_whole = ends_line or self._line_bytes >= LINE_LIMIT
-            if is_whole:
+                is_complete = ends_line or self._line_bytes >= LINE_LIMIT
+            if is_complete:
                 yield from self.end_line_part()
             if ends_line:
                 self.n_lines += 1

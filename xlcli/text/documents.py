@@ -139,33 +139,30 @@ def is_within_unblanked(before: str, after: str) -> bool:
 
 
 def texts_of(rows: Rows, name: str, text_fields: Sequence[str], notice: Notice) -> Portions:
-    """Texts of rows, each a `Document`, empty for a row without text. Calls `notice` with the number of these.
-
-    `DataError` if a row has another value in the place of a text, lacks one of several, or no row has the key.
-    """
-    n_empty = 0
+    """Yields the texts of rows, each a `Document`, empty for a row without text; `DataError` if a text is no string."""
+    n_without_text = 0
     has_key = False
     first_row = None
     for item in rows:
-        if not isinstance(item, tuple):
+        if not isinstance(item, tuple):  # a pause, or a place where a reader may stop
             yield item
             continue
         place, row = item
         first_row = first_row or row
         has_key = has_key or (isinstance(row, dict) and text_fields[0] in row)
         try:
-            texts = texts_of_row(row, text_fields)
+            texts = texts_of_row(row, text_fields)  # takes the text out of the row
         except ValueError as error:
             raise refusal(f"{place} of {name}", text_fields, error) from None
         if not texts:
-            n_empty += 1
-            texts = [Document(b"")]
+            n_without_text += 1
+            texts = [Document(b"")]  # so that the next documents keep their numbers
         yield from texts
-    if n_empty and not has_key:
+    if n_without_text and not has_key:
         reason = f"no row of {name} has the key '{text_fields[0]}'{key_hint(first_row)}."
         raise DataError(reason, "Name a key that its rows have.")
-    if n_empty:
-        notice(f"rows of {name} without text are left out: {n_empty:,}")
+    if n_without_text:
+        notice(f"rows of {name} without text are left out: {n_without_text:,}")
 
 
 def live_texts(
@@ -261,32 +258,34 @@ class _Skips:
 
 
 def _live_text(row: Any, text_fields: Sequence[str], key: str | None, line: int, *, has_begun: bool) -> Document:
-    """The text of a row, taken out of it, as a `Document` with the whole row, which outputs show, and its line.
+    """Returns the text of a row of a stream, which it takes out of `row`, as a `Document` with the whole row.
 
-    `ValueError` says why the row is skipped: it has no text, or lacks `key`. `has_begun`: an earlier row had a text.
+    Raises `ValueError` with the reason to skip the row: it has no text, or lacks `key`. `has_begun`: an earlier did.
     """
-    field = text_fields[0]
-    stream, is_part = _stream_of(row, field)  # of a container, which writes long lines in parts
+    text_field = text_fields[0]
+    stream, line_goes_on = _stream_of(row, text_field)
     whole_row = dict(row) if isinstance(row, dict) else {}
-    is_array = isinstance(whole_row.get(field), list)
-    if is_array:  # a field of journald that occurs several times, or has unprintable bytes
-        row[field] = _joined_values(whole_row[field])
+    has_array = isinstance(whole_row.get(text_field), list)
+    if has_array:  # journald writes one if a field occurs several times, or has bytes that cannot be printed
+        row[text_field] = _joined_values(whole_row[text_field])
     texts = texts_of_row(row, text_fields)
-    if isinstance(row, LineRow) and row.continues and not texts:  # an empty line within an event
-        texts = [Document(b"\n")]
+    is_within_event = isinstance(row, LineRow) and row.continues
+    if not texts and is_within_event:
+        texts = [Document(b"\n")]  # an empty line is a part of its event
     if not texts:
-        raise ValueError(_why_no_text(whole_row, field, has_begun=has_begun))
+        raise ValueError(_why_no_text(whole_row, text_field, has_begun=has_begun))
     if key is not None and key not in row:
         raise ValueError(f"the row has no '{key}'")
     text: bytes = texts[0]
-    without_end = text.removesuffix(b"\n")
-    if is_array:
-        whole_row[field] = without_end.decode()  # what is scored, in place of the array
-    if is_part:
-        text = without_end  # the line goes on in the next row of this stream
-    document = Document(text, texts[0].fields, row=whole_row, key=field, line=line)
+    text_without_end = text.removesuffix(b"\n")
+    if has_array:
+        whole_row[text_field] = text_without_end.decode()  # outputs show what is scored, not the array
+    if line_goes_on:
+        text = text_without_end
+    document = Document(text, texts[0].fields, row=whole_row, key=text_field, line=line)
     document.stream = stream
-    document.unfinished = stream if is_part else None
+    if line_goes_on:
+        document.unfinished = stream
     return document
 
 
@@ -312,33 +311,36 @@ def _stream_of(row: Any, text_field: str) -> tuple[str | None, bool]:
 
 
 def texts_of_row(row: Any, text_fields: Sequence[str]) -> list[Document]:
-    """Texts of a row, each ended by a line end unless they are joined; none if an only text is null, empty or missing.
+    """Returns the texts of a row, each ended by a line end; those of `Joined` fields are one text as it is.
 
-    Takes an only text out of the row. Decodes an array of bytes, as journald writes text that is not printable.
-    `ValueError` if the row is broken or no object, a text is another value, or one of several is missing. Only the
-    context of a continuation may be empty.
+    A single text is taken out of the row. If it is null, empty or missing, the row has no texts. It may be an array of
+    bytes, as journald writes text that cannot be printed. Raises `ValueError` if the row is broken or no object, a text
+    is no string, or one of several is missing. Of several, only the context of a continuation may be empty.
     """
-    if isinstance(row, ValueError):
+    if isinstance(row, ValueError):  # the reader of the rows found this one broken
         raise row
     if row is None:
         row = {}
     if not isinstance(row, dict):
         raise ValueError("it is not a JSON object")  # noqa: TRY004 (as all faults of a row)
     texts: list[Any]
-    if len(text_fields) > 1:  # which stay beside the other fields
+    if len(text_fields) == 1:
+        text = _decoded(row.pop(text_fields[0], None))
+        if text in (None, ""):
+            return []
+        texts = [text]
+    else:  # several texts stay in the row
         texts = [row.get(field) or None for field in text_fields]
         context = text_fields[0]
-        has_no_context = context in row and row[context] in (None, "")
-        if isinstance(text_fields, Joined) and has_no_context:
+        has_empty_context = context in row and row[context] in (None, "")
+        if isinstance(text_fields, Joined) and has_empty_context:
             texts[0] = ""
-    else:
-        text = _decoded(row.pop(text_fields[0], None))
-        texts = [] if text in (None, "") else [text]
     if not all(isinstance(text, str) for text in texts):
         raise ValueError("it is missing, or is no text")
     if not isinstance(text_fields, Joined):
         return [Document((text.removesuffix("\n") + "\n").encode(), row) for text in texts]
-    if not texts[1].strip():
+    _, continuation = texts
+    if not continuation.strip():
         raise ValueError("the continuation is blank")
     return [Document(b"".join(text_fields.divide(row)), row)]
 

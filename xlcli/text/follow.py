@@ -207,7 +207,7 @@ class FollowedFile:
                 self._warn_of_loss(place.offset, "its file is gone, packed or unreadable, or has other text now")
 
     def _reopen(self, place: FilePosition, listing: Listing) -> _OpenFile | None:
-        """The file of a saved place under its present name, or None.
+        """Returns the file of a saved place, opened under its present name, or None.
 
         Of a file that was seen empty only the inode is known, which another file may have by now. It is the same one if
         it is the log, the first of the new files with a name of a rotated log, or unchanged.
@@ -219,12 +219,14 @@ class FollowedFile:
                 continue
             has_name_of_rotated_log = SIGNS.fullmatch(path.name.removeprefix(log.name)) is not None
             is_renamed_log = has_name_of_rotated_log and path == min(new | {path})
-            is_known = version(status) in self._known
-            if place.tail or path == log or is_renamed_log or is_known:
-                with suppress(OSError):
-                    file = _OpenFile(path, place.offset, place.tail)
-                    if file.is_intact():
-                        return file
+            is_unchanged = version(status) in self._known
+            was_empty = not place.tail
+            if was_empty and not (path == log or is_renamed_log or is_unchanged):
+                continue
+            with suppress(OSError):
+                file = _OpenFile(path, place.offset, place.tail)
+                if file.is_intact():
+                    return file
         return None
 
     def _continue_with(self, named: _OpenFile, listing: Listing) -> None:

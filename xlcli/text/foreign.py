@@ -111,22 +111,11 @@ class TokenizersTokenizer(PieceTokenizer):
         self.vocab_size, self.start_id = vocab_size, start_id
         self.fingerprint = sha256(f"tokenizers:{vocab_size}:{start_id}:".encode() + data).hexdigest()
         try:
-            # The vocabulary: the texts of added tokens are as given, those of the others are spelled.
             content = json.loads(data)
-            model, steps = content["model"], plain_steps(content["pre_tokenizer"])
+            steps = plain_steps(content["pre_tokenizer"])
             of_bytes = any(step["type"] == "ByteLevel" for step in steps + plain_steps(content["decoder"]))
-            kind = model.get("type", "BPE")  # older files of BPE, such as that of GPT-2, do not say it
-            has_affix = model.get("end_of_word_suffix") or model.get("continuing_subword_prefix")
-            if kind not in ("BPE", "Unigram") or has_affix:
-                raise ValueError("it is neither BPE nor unigram")
-            if kind == "BPE":
-                ids = model["vocab"]
-            else:
-                ids = {token: i for i, (token, _) in enumerate(model["vocab"])}
-            contents = {token["id"]: token["content"] for token in content["added_tokens"]}
-            texts = {i: (text if of_bytes else text.replace(_SPACE, " ")).encode() for i, text in contents.items()}
-            texts |= {i: _text(token, of_bytes=of_bytes) for token, i in ids.items() if i not in texts}
-            special = [token["id"] for token in content["added_tokens"] if token["special"]]
+            texts = _vocabulary(content, of_bytes=of_bytes)
+            special_names = {token["id"]: token["content"] for token in content["added_tokens"] if token["special"]}
             # The package must change no text, and have no other ids.
             changes = [step for step in plain_steps(content["normalizer"]) if step != _WRITE_SPACE]
             changes += [step for step in steps if step["type"] in _REMOVING or step.get("behavior") == "Removed"]
@@ -137,12 +126,12 @@ class TokenizersTokenizer(PieceTokenizer):
                 raise ValueError("its added tokens have other ids")
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise CheckpointError(f"{name} cannot be used: {type(error).__name__} {error!s:.200}.", REMEDY) from None
-        if not all(0 <= i < vocab_size for i in {start_id, *texts.keys() - special}):
+        if not all(0 <= i < vocab_size for i in {start_id, *texts.keys() - special_names.keys()}):
             raise CheckpointError(f"{name} has tokens that are none of the {vocab_size} of the model.", REMEDY)
         # Names of special tokens are text like any other, so that these tokens are never found.
-        texts |= dict.fromkeys(special, b"")
-        self.separate_ids = [i for i in special if i < vocab_size]
-        self.special_names = [contents[i] for i in special]
+        texts |= dict.fromkeys(special_names, b"")
+        self.separate_ids = [i for i in special_names if i < vocab_size]
+        self.special_names = list(special_names.values())
         self._special = re.compile("([\udc80-\udcff])" if of_bytes else f"([{_SPACE}\udc80-\udcff])")
         is_complete = self._set_texts([texts.get(i, b"") for i in range(vocab_size)])
         if not is_complete and (not of_bytes or self._byte_ids[ord("\n")] < 0):
@@ -211,6 +200,24 @@ def plain_steps(step: dict[str, Any] | None) -> list[dict[str, Any]]:
     if step["type"] == "Metaspace":
         return [{key: step[key] for key in step if key != "add_prefix_space"} | {"prepend_scheme": "never"}]
     return [step]
+
+
+def _vocabulary(content: dict[str, Any], *, of_bytes: bool) -> dict[int, bytes]:
+    """Returns the text of each token by its id; `ValueError` if the tokenizer is neither BPE nor unigram."""
+    model = content["model"]
+    kind = model.get("type", "BPE")  # older files of BPE, such as that of GPT-2, do not say it
+    has_affix = model.get("end_of_word_suffix") or model.get("continuing_subword_prefix")
+    if kind not in ("BPE", "Unigram") or has_affix:
+        raise ValueError("it is neither BPE nor unigram")
+    if kind == "BPE":
+        ids = model["vocab"]
+    else:
+        ids = {token: i for i, (token, _) in enumerate(model["vocab"])}
+    texts: dict[int, bytes] = {}
+    for token in content["added_tokens"]:  # whose texts are as given, while those of the others are spelled
+        text = token["content"] if of_bytes else token["content"].replace(_SPACE, " ")
+        texts[token["id"]] = text.encode()
+    return texts | {i: _text(token, of_bytes=of_bytes) for token, i in ids.items() if i not in texts}
 
 
 def _text(token: str, *, of_bytes: bool) -> bytes:

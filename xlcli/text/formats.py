@@ -168,16 +168,16 @@ def in_utf8(portions: Portions, name: str) -> Portions:
 
 
 def in_lines(portions: Portions, name: str, notice: Notice) -> Portions:
-    """Text with LF for each CR if its first `HEAD` bytes have no other line end; other text is passed on unchanged."""
+    """Passes a text on, with LF for each CR if its first `HEAD` bytes have no other line end; `notice` is told."""
     n_left = HEAD  # bytes that are still to be looked at
-    for first in portions:
-        if first and (b"\r" in first or b"\n" in first):
+    for portion in portions:
+        if portion and (b"\r" in portion or b"\n" in portion):
             break
-        n_left -= len(first or b"")
-        yield first
+        n_left -= len(portion or b"")
+        yield portion
     else:
         return  # a text of one line
-    from_first_end = itertools.chain([first], portions)
+    from_first_end = itertools.chain([portion], portions)
     head = yield from read_while(from_first_end, lambda head: b"\n" not in head and len(head) < n_left)
     ends_lines_in_cr = _ends_lines_in_cr(head[: max(n_left, 0)])
     if ends_lines_in_cr:
@@ -193,7 +193,7 @@ def _ends_lines_in_cr(head: bytes) -> bool:
 
 
 def decimal(descriptor: int, name: str) -> Iterator[bytes]:
-    """The integers of a NumPy file as decimal numbers, a line for each row; `DataError` if it has no such rows."""
+    """Yields the integers of a NumPy file as decimal numbers, a line for each row; `DataError` if it has none."""
     with open(descriptor, "rb", closefd=False) as file:
         if file.seekable():
             file.seek(0)
@@ -204,7 +204,8 @@ def decimal(descriptor: int, name: str) -> Iterator[bytes]:
             is_matrix_by_column = by_column and len(shape) > 1
             if dtype.kind not in "iu" or len(shape) not in (1, 2) or is_matrix_by_column:
                 raise ValueError("it has no rows of integers")
-            if file.tell() + math.prod(shape) * dtype.itemsize != os.fstat(descriptor).st_size:
+            n_bytes = math.prod(shape) * dtype.itemsize
+            if file.tell() + n_bytes != os.fstat(descriptor).st_size:
                 raise ValueError("it has another size than it says")
         except Exception as error:  # numpy has many for a damaged header
             remedy = "Write one or two axes of integers with np.save."
@@ -215,12 +216,12 @@ def decimal(descriptor: int, name: str) -> Iterator[bytes]:
             numbers = np.fromfile(file, dtype, BLOCK // 4).tolist()
             if not numbers:
                 return
-            words = []
+            text = bytearray()
             for number in numbers:
                 n_read += 1
                 ends_row = n_read % row_len == 0
-                words.append(b"%d\n" % number if ends_row else b"%d " % number)
-            yield b"".join(words)
+                text += b"%d\n" % number if ends_row else b"%d " % number
+            yield bytes(text)
 
 
 def not_text(name: str, reason: str) -> DataError:
@@ -287,27 +288,29 @@ class Utf8:
 
 
 def with_notice_of_bytes(portions: Portions, name: str, notice: Notice) -> Portions:
-    """The text as it is; `notice` gets the first line not in UTF-8 and the first with NUL; `DataError` for UTF-16."""
+    """Passes a text on, and tells `notice` of the first line not in UTF-8, and with NUL; `DataError` for UTF-16."""
     utf8 = Utf8()
     line = 1  # in which the next portion begins
     for portion in portions:
-        if portion and not isinstance(portion, Document):
-            start = utf8.n_bytes
-            was_utf8 = utf8.bad is None
-            had_nul = utf8.has_nul
-            utf8.feed(portion)
-            if was_utf8 and utf8.bad is not None:
-                bad_line = line + portion.count(b"\n", 0, max(utf8.bad - start, 0))
-                place = f"line {bad_line:,} of {name}"
-                remark = f"{place} is not UTF-8: its bytes are scored, as U+FFFD where the model has none"
-                likely = " or ".join(likely_encodings(utf8.from_bad))
-                notice(f"{remark}; it is probably {likely}" if likely else remark)
-            if utf8.has_nul and not had_nul:
-                if utf16_encoding(portion[:HEAD]) is not None:
-                    raise with_nul_bytes(name, portion[:HEAD])
-                nul_line = line + portion.count(b"\n", 0, portion.index(b"\0"))
-                notice(f"line {nul_line:,} of {name} has NUL bytes, which are scored: it may be binary or UTF-16")
-            line += portion.count(b"\n")
+        if not portion or isinstance(portion, Document):
+            yield portion
+            continue
+        start = utf8.n_bytes
+        was_utf8 = utf8.bad is None
+        had_nul = utf8.has_nul
+        utf8.feed(portion)
+        if was_utf8 and utf8.bad is not None:
+            bad_line = line + portion.count(b"\n", 0, max(utf8.bad - start, 0))
+            place = f"line {bad_line:,} of {name}"
+            remark = f"{place} is not UTF-8: its bytes are scored, as U+FFFD where the model has none"
+            likely = " or ".join(likely_encodings(utf8.from_bad))
+            notice(f"{remark}; it is probably {likely}" if likely else remark)
+        if utf8.has_nul and not had_nul:
+            if utf16_encoding(portion[:HEAD]) is not None:
+                raise with_nul_bytes(name, portion[:HEAD])
+            nul_line = line + portion.count(b"\n", 0, portion.index(b"\0"))
+            notice(f"line {nul_line:,} of {name} has NUL bytes, which are scored: it may be binary or UTF-16")
+        line += portion.count(b"\n")
         yield portion
 
 

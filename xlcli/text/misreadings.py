@@ -109,7 +109,7 @@ def _byte_of(encoding: str) -> dict[int, str]:
 
 def find(line: str) -> Found | None:
     """The first sign in a line that it was read in a wrong encoding, and the probable ones; None if it was not."""
-    found = _utf8(line) or _language(line)
+    found = _find_utf8(line) or _find_language(line)
     if found is not None:
         return found
     for pattern, diagnosis in _OTHER_SIGNS.items():
@@ -119,50 +119,59 @@ def find(line: str) -> Found | None:
     return None
 
 
-def _utf8(line: str) -> Found | None:
-    """The end of the first word in UTF-8, read in the encoding in which most of the line is such words."""
+def _find_utf8(line: str) -> Found | None:
+    """Returns the end of the first misread word of UTF-8, by the encoding that explains most of the line, or None."""
     found = None
     most_bytes = 0
     for encoding in _READ_AS:
-        first_end = n_bytes = 0
-        times = ""
-        for match in _UTF8_WORD.finditer(line.translate(_byte_of(encoding))):
+        as_bytes = line.translate(_byte_of(encoding))
+        diagnosis = f"UTF-8 read as {encoding}"
+        words = []
+        for match in _UTF8_WORD.finditer(as_bytes):
             is_word = _is_word(match[0], line[match.start() : match.end()])
-            if not is_word and _utf8(match[0].encode("latin-1").decode("utf-8", "replace")) is not None:
+            if not is_word and _find_utf8(match[0].encode("latin-1").decode("utf-8", "replace")) is not None:
                 is_word = True
-                times = ", twice"
+                diagnosis = f"UTF-8 read as {encoding}, twice"
             if is_word:
-                first_end = first_end or match.end()
-                n_bytes += len(match[0])
+                words.append(match)
+        n_bytes = sum(len(word[0]) for word in words)
         if n_bytes > most_bytes:
-            found = Found(first_end, first_end, f"UTF-8 read as {encoding}{times}")
             most_bytes = n_bytes
+            end = words[0].end()
+            found = Found(end, end, diagnosis)
     return found
 
 
 def _is_word(as_bytes: str, misread: str) -> bool:
-    """True if these bytes, one a character, are a word of a language in UTF-8, and what they were read as is not."""
+    """Returns whether bytes, one a character, are a word of a language in UTF-8, and the misread word is none."""
     word = as_bytes.encode("latin-1").decode("utf-8", "replace")
-    has_ascii = any(map(str.isalnum, filter(str.isascii, word)))
-    is_capital = misread.isupper() and any(map(str.isalpha, filter(str.isascii, word)))
+    has_ascii = any(char.isascii() and char.isalnum() for char in word)
     if has_ascii and _excess(word, _LATIN) >= 0.0:
-        return not is_capital  # such as IRMÃ”
-    n_beyond = sum(not char.isascii() for char in word)
-    return n_beyond >= 3 and any(_excess(word.lower(), language) >= 0.0 for language in (*_LANGUAGES, _LATIN))
+        is_capital = misread.isupper() and any(char.isascii() and char.isalpha() for char in word)
+        return not is_capital  # IRMÃ” is such a word, and right as it is
+    n_beyond_ascii = sum(not char.isascii() for char in word)
+    if n_beyond_ascii < 3:
+        return False
+    return any(_excess(word.lower(), language) >= 0.0 for language in (*_LANGUAGES, _LATIN))
 
 
-def _language(line: str) -> Found | None:
-    """The end of the stretch without ASCII letters that looks most like another language, and how it was misread."""
+def _find_language(line: str) -> Found | None:
+    """Returns the end of the stretch without ASCII letters that is most like a misread language, and how, or None."""
     found = None
     largest_excess = 0.0
     for reading in _READINGS:
         as_bytes = line.translate(_byte_of(reading.encoding))
-        if max(as_bytes, default="") > "\xff":  # a character that this encoding does not have
+        has_other_characters = max(as_bytes, default="") > "\xff"  # which this encoding does not have
+        if has_other_characters:
             continue
         for stretch in _STRETCH.finditer(as_bytes):
             shown = line[stretch.start() : stretch.end()]
-            if _is_list(shown) or (reading.right is not None and _is_right(shown, reading.right)):
+            if _is_list(shown):
                 continue
+            if reading.right is not None:
+                is_too_short = sum(map(str.isalpha, shown)) < _LEAST_LETTERS
+                if is_too_short or _excess(shown.lower(), reading.right) >= 0.0:
+                    continue  # it is a text as it is, or nobody can tell
             data = stretch[0].encode("latin-1")
             for language, written in reading.written:
                 excess = _excess(data.decode(written, "replace"), language)
@@ -173,34 +182,27 @@ def _language(line: str) -> Found | None:
     return found
 
 
-def _is_right(stretch: str, language: _Language) -> bool:
-    """True if a stretch is a text of the language as it is, or too short to tell."""
-    return sum(map(str.isalpha, stretch)) < _LEAST_LETTERS or _excess(stretch.lower(), language) >= 0.0
-
-
 def likely_encodings(data: bytes) -> list[str]:
-    """The encodings, two at most, in which bytes are probably a text, the likeliest first.
-
-    None for bytes that are UTF-8 in most places, or no text of the languages that are known here.
-    """
+    """Returns the encodings, two at most, in which bytes are probably a text, the likelier first; none for UTF-8."""
     data = data[:_SAMPLE]
     if _is_mostly_utf8(data):
         return []
-    n_beyond = sum(byte > 0x7F for byte in data)
+    n_beyond_ascii = sum(byte > 0x7F for byte in data)
     # Letters with accents stand alone among those of ASCII; other scripts have no ASCII letters.
-    is_latin = len(_ALONE.findall(data)) > _LEAST_ALONE * n_beyond
-    if n_beyond < _LEAST_LETTERS and not is_latin:
+    is_latin = len(_ALONE.findall(data)) > _LEAST_ALONE * n_beyond_ascii
+    if n_beyond_ascii < _LEAST_LETTERS and not is_latin:
         return []
-    likely: list[tuple[float, int, str]] = []  # by excess
+    ranked: list[tuple[float, int, str]] = []  # excess, its tie-break, and encoding
     for language in (_ANY_LATIN,) if is_latin else _LANGUAGES:
         for encoding in language.encodings:
             text = data.decode(encoding, "replace")
-            within_word = _WITHIN_WORD.findall(text)
-            excess = _excess(text, language) - len(within_word) / max(1, n_beyond)
+            n_impossible = len(_WITHIN_WORD.findall(text))
+            excess = _excess(text, language) - n_impossible / max(1, n_beyond_ascii)
             if excess > 0.0:
-                likely.append((excess, -len(likely), encoding))  # of equal ones the first, which is more usual
-    likely.sort(reverse=True)
-    return [encoding for excess, _, encoding in likely if excess > likely[0][0] - _CLEARLY][:2]
+                ranked.append((excess, -len(ranked), encoding))  # of equal ones the first is more usual
+    ranked.sort(reverse=True)
+    likely = [encoding for excess, _, encoding in ranked if excess > ranked[0][0] - _CLEARLY]
+    return likely[:2]
 
 
 def _is_list(stretch: str) -> bool:
@@ -213,17 +215,19 @@ def _is_list(stretch: str) -> bool:
 
 
 def _excess(text: str, language: _Language) -> float:
-    """By how much the share of usual letters among the characters beyond ASCII exceeds the least one of the language.
+    """Returns by how much the share of usual letters beyond ASCII exceeds the least one of a language.
 
-    It is negative, too, if most are capital letters. Such a letter behind a small one, or a Latin letter, takes the
-    place of a usual one: Arabic in iso-8859-6 is é and ê among Arabic letters in cp1256.
+    A text of mostly capital letters has -1. A capital letter behind a small one, or a Latin letter, takes the place of
+    a usual one: Arabic in iso-8859-6 is é and ê among Arabic letters in cp1256.
     """
     characters = [char for char in text if not char.isascii()]
     n_capital = sum(map(str.isupper, characters))
     if 2 * n_capital > len(characters) > 1:
         return -1.0
     n_usual = sum(char.lower() in language.usual for char in characters)
-    n_usual -= sum(char.islower() and after.isupper() and not after.isascii() for char, after in pairwise(text))
+    for char, following in pairwise(text):
+        is_capital_within_word = char.islower() and following.isupper() and not following.isascii()
+        n_usual -= is_capital_within_word
     if language.name != "Latin":
         n_usual -= sum(char in _LATIN.usual and char.isalpha() for char in characters)
     return n_usual / max(1, len(characters)) - language.least_share

@@ -37,10 +37,6 @@ def is_decomposed(letters: str) -> bool:
     return len(composed) <= len(letters) and sorted(composed) != sorted(letters)
 
 
-def has_latin(letters: str) -> bool:
-    return _LATIN.search(letters) is not None
-
-
 def is_no_encyclopedia(line: str) -> bool:
     """False of lines with the word of Persian that has the ة of Arabic, and a letter of its own."""
     return "دایرة" not in line
@@ -193,7 +189,7 @@ KINDS = (  # the shares are higher than in books, Markdown and logs
     Kind("direction marks", _REMOVE, _NEEDLESS_DIRECTION),
     Kind("byte-order marks", _REMOVE, r"\x{feff}", "any"),
     Kind("lost or private characters", _ENCODING, r"[\x{fffc}\x{fffd}]|\p{Co}", "any"),
-    Kind("look-alike letters of another script", "write it in one script", _LOOK_ALIKE, accepts=has_latin),
+    Kind("look-alike letters of another script", "write it in one script", _LOOK_ALIKE, accepts=_LATIN.search),
     Kind("lines under or through letters", _REMOVE, _LINES),
     Kind("accents or primes as apostrophes", "write '", _APOSTROPHE),
     WrongEncoding("characters of a wrong encoding", _ENCODING, misreadings.WORTH_A_LOOK, "any"),
@@ -315,7 +311,7 @@ class Oddities:
             yield portion
 
     def search(self, text: bytes | bytearray) -> None:
-        """Looks for oddities in the next line, or in a whole prompt."""
+        """Looks for oddities in the next line, or in a whole prompt, and counts each kind once in a unit."""
         if self._unit == "line":
             self._n_begun += 1
         if self._has_crlf:
@@ -337,13 +333,14 @@ class Oddities:
                 continue
             self._latest[kind] = self._n_begun
             self._counts[kind] += 1
-            if kind not in self._first:
-                where = self._place or f"{self._file}{self._unit} {self._n_begun - self._n_before_file:,}"
-                self._first[kind] = f"{where}: '{_excerpt(line, place.start, place.end)}'"
-                likely = misreadings.likely_encodings(bytes(text)) if "\ufffd" in line else []
-                diagnosis = " or ".join(likely) or place.diagnosis
-                if diagnosis:
-                    self._first[kind] += f", probably {diagnosis}"
+            if kind in self._first:  # only the first one is shown
+                continue
+            where = self._place or f"{self._file}{self._unit} {self._n_begun - self._n_before_file:,}"
+            self._first[kind] = f"{where}: '{_excerpt(line, place.start, place.end)}'"
+            likely = misreadings.likely_encodings(bytes(text)) if "\ufffd" in line else []
+            diagnosis = " or ".join(likely) or place.diagnosis
+            if diagnosis:
+                self._first[kind] += f", probably {diagnosis}"
 
     def _search_held(self) -> None:
         if self._held:

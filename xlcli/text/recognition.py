@@ -34,10 +34,7 @@ class Recognized(NamedTuple):
 
 
 def texts_in(portions: Portions, name: str, text_fields: Sequence[str], notice: Notice, read: Read) -> Portions:
-    """What `read` makes of the rows of JSON or of a table; other text is passed on unchanged.
-
-    Calls `notice` with remarks on rows that are read as plain text. `DataError` as of `table_rows` and `read`.
-    """
+    """Yields what `read` makes of rows of JSON or a table, or plain text as it is; `notice` is told of rows in that."""
 
     def is_unknown(head: bytes | bytearray) -> bool:
         return len(head) < LOOK and recognized(head, name, text_fields).kind is None
@@ -59,21 +56,14 @@ def texts_in(portions: Portions, name: str, text_fields: Sequence[str], notice: 
 
 
 def recognized(head: bytes | bytearray, name: str, text_fields: Sequence[str], *, is_all: bool = False) -> Recognized:
-    """What data that begins with `head` is; its name decides, else these bytes. `is_all`: no more are looked at.
-
-    If the user has named `text_fields`, it is rows. Else it is plain text, unless it is JSON with the `DEFAULT_FIELD`.
-    """
-    if text_fields:
-        return Recognized(_kind_of_rows(head, name, text_fields[0], is_all=is_all))
-    return _default_rows_or_plain(head, name, is_all=is_all)
-
-
-def _kind_of_rows(head: bytes | bytearray, name: str, field: str, *, is_all: bool) -> str | None:
-    """`json`, `table` or `parquet`: the kind of rows that have this key or column; None if more bytes will tell."""
-    names_columns = field.encode(errors="replace") in head.partition(b"\n")[0]  # the first line
+    """Returns what data that begins with `head` is; its name decides, else these bytes. `is_all`: no more will come."""
+    if not text_fields:  # it is plain text, unless it is JSON with the `DEFAULT_FIELD`
+        return _default_rows_or_plain(head, name, is_all=is_all)
+    first_line = head.partition(b"\n")[0]
+    names_columns = text_fields[0].encode(errors="replace") in first_line
     if _has_json_in_second_line(head, name) and not names_columns:
-        return "json"
-    return _apparent_kind(head, name, LOOK, is_all=is_all)
+        return Recognized("json")
+    return Recognized(_apparent_kind(head, name, LOOK, is_all=is_all))
 
 
 def _default_rows_or_plain(head: bytes | bytearray, name: str, *, is_all: bool) -> Recognized:
@@ -125,12 +115,12 @@ def _names_columns(head: bytes | bytearray) -> bool:
 def _json_or_plain(
     head: bytes | bytearray, name: str, remark: str | None, *, is_named: bool, is_all: bool
 ) -> Recognized:
-    """`json` if an object has the key `DEFAULT_FIELD`; `remark` is on text whose beginning is not JSON after all."""
+    """Returns `json` if an object has the key `DEFAULT_FIELD`, else `plain`; `remark` is on text that is no JSON."""
     without_key = f"{name} looks like JSON without the key {DEFAULT_FIELD} and is read as plain text"
     first: Any = None  # value that is not empty
     for item in json_rows(iter([bytes(head), None])):
         if item is None and not is_all:
-            return Recognized(None)
+            return Recognized(None)  # the next bytes may have the key
         if not isinstance(item, tuple):
             continue
         _, value = item
@@ -144,8 +134,8 @@ def _json_or_plain(
             seems_to_be_json = is_named or len(head) >= LOOK
             return Recognized("plain", without_key if seems_to_be_json else remark)
         first = first or value or None
-        is_object_or_array = bool(value) and not isinstance(value, str)
-        if is_object_or_array and not is_named:  # without a name, the first one tells
+        tells = bool(value) and not isinstance(value, str)  # it is an object or array with content
+        if tells and not is_named:  # any object counts in a file that is named so
             break
     if is_named or isinstance(first, dict | str):
         return Recognized("plain", without_key + key_hint(first))

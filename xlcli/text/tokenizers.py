@@ -334,26 +334,27 @@ def choose_tokenizer(kind: str, vocab_size: int | None, facts: Facts, train_byte
 
 
 def load_tokenizer(folder: Path) -> Tokenizer:
-    """The tokenizer saved in `folder`; `CheckpointError` if it is missing, damaged, changed or of another format."""
-    about = read_json(folder / FILE)
-    if about.get("schema") != SCHEMA:
-        problem = f"{folder / FILE} has format {about.get('schema')!r}, this program reads {SCHEMA}."
+    """Returns the tokenizer saved in `folder`; `CheckpointError` if it is missing, damaged, changed or unknown."""
+    path = folder / FILE
+    description = read_json(path)
+    if description.get("schema") != SCHEMA:
+        problem = f"{path} has format {description.get('schema')!r}, this program reads {SCHEMA}."
         raise CheckpointError(problem, "Update xlcli.")
-    if str(about.get("kind")) not in TOKENIZERS:
-        problem = f"{folder / FILE} names an unknown tokenizer, {about.get('kind')!r}."
+    if str(description.get("kind")) not in TOKENIZERS:
+        problem = f"{path} names an unknown tokenizer, {description.get('kind')!r}."
         raise CheckpointError(problem, f"Known: {', '.join(TOKENIZERS)}.")
-    kind = TOKENIZERS[about["kind"]]
-    described: dict[str, Any] = {key: about.get(key) for key in kind.described}
-    for key, value in described.items():
+    kind = TOKENIZERS[description["kind"]]
+    arguments: dict[str, Any] = {key: description.get(key) for key in kind.described}
+    for key, value in arguments.items():
         if type(value) is not int or value > MOST_IDS:
-            raise CheckpointError(f"{folder / FILE} has no valid {key}.", REMEDY)
-    vocabulary: tuple[Any, ...] = ()
-    if kind.file is not None:
-        path = folder / kind.file
-        vocabulary = read_bounded(path, VOCABULARY_LIMIT), str(path)
-    tokenizer = kind(*vocabulary, **described)
+            raise CheckpointError(f"{path} has no valid {key}.", REMEDY)
+    if kind.file is None:
+        tokenizer = kind(**arguments)
+    else:
+        vocabulary = folder / kind.file
+        tokenizer = kind(read_bounded(vocabulary, VOCABULARY_LIMIT), str(vocabulary), **arguments)
     for key in ("vocab_size", "fingerprint"):
-        if about.get(key) != getattr(tokenizer, key):
+        if description.get(key) != getattr(tokenizer, key):
             problem = f"the tokenizer in {folder} differs from the one that {FILE} describes ({key})."
             raise CheckpointError(problem, REMEDY)
     return tokenizer

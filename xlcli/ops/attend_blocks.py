@@ -221,7 +221,7 @@ def _write_scores(scores: Tensor, part: Part, q: Tensor, keys: Tensor, band: Ban
 def _write_products_with_far(
     scores: Tensor, part: Part, queries: Tensor, keys: Tensor, band: Band, far: FarKeys
 ) -> None:
-    """Writes the products of queries (n t e) and keys (n s e) to `scores` (n t s), those of `far` where keys are far."""
+    """Writes the products of queries (n t e) and keys (n s e) to `scores` (n t s), and those of `far` for far keys."""
     far_keys = _far_keys(part, band, far.max_distance)
     if far_keys is None:
         torch.bmm(share(queries, keys), keys.mT, out=share(scores, keys))

@@ -30,17 +30,13 @@ from xlcli.ops.lsh_gather import KeyWindow, Lookup, attend_gathered
 from xlcli.ops.lsh_table import RANKS_PER_BUCKET, BucketRanks, Table, flat_index, latest, seen_before, write
 
 CHECKPOINT_SCORES = 2**24  # number of scores from which a round is recomputed in the backward pass instead of stored
-
 GATHERED_TOKENS = 2  # largest number of tokens per bucket with which every query gathers its keys (measured on a CPU)
-
 MAX_FLOATS = 2**22
 """Maximum size of the queries, keys and values rearranged at once, unless one head is larger. glibc returns larger
 blocks to the system, which clears every page again."""
 
 MAX_LOG_WEIGHT = 60.0  # largest score exponentiated as it is; larger ones are reduced by the maximum of their row
-
 MAX_SCORES = 2**18  # number of scores computed at once
-
 TILE = 16  # maximum number of queries of a bucket that are computed together
 
 

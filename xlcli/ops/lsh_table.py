@@ -16,7 +16,6 @@ from torch import Tensor
 from torch.nn import functional as F
 
 RANKS_PER_BUCKET = 2**36  # between the global ranks of adjacent buckets: the maximum number of tokens of a bucket
-
 MAX_PRODUCTS = 2**18  # number of inner products with hash directions that are computed at once
 
 

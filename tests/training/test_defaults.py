@@ -207,18 +207,18 @@ def test_no_more_microbatches_than_sequences():
 )
 def test_a_trigger_depends_only_on_where_the_run_is(every, parts, due):
     trigger = IntervalTrigger(every, parts=parts)
-    assert [step for step in range(1, 13) if trigger.due(step, float(step), step / 12)] == due
+    assert [step for step in range(1, 13) if trigger.move_on(step, float(step), step / 12)] == due
     for begin in range(12):
         trigger = IntervalTrigger(every, parts=parts)
-        trigger.due(begin, float(begin), begin / 12)
-        later = [step for step in range(begin + 1, 13) if trigger.due(step, float(step), step / 12)]
+        trigger.move_on(begin, float(begin), begin / 12)
+        later = [step for step in range(begin + 1, 13) if trigger.move_on(step, float(step), step / 12)]
         assert later == [step for step in due if step > begin]
 
 
 def test_long_work_triggers_once():
     trigger = IntervalTrigger(1.0)
-    assert trigger.due(1, 5.0, 0.0)
-    assert not trigger.due(2, 5.9, 0.0)
+    assert trigger.move_on(1, 5.0, 0.0)
+    assert not trigger.move_on(2, 5.9, 0.0)
 
 
 def test_a_seed_is_filled_in_and_kept():

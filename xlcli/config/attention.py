@@ -168,8 +168,7 @@ class LSHAttentionConfig(RandomAttentionConfig):
 
     kind: Literal["lsh"] = "lsh"
     n_buckets: int | tuple[int, ...] = Field(
-        default=64,
-        description="Number of hash buckets: an even number, or a list of even numbers whose product it is.",
+        default=64, description="Number of hash buckets: an even number, or a list of even numbers whose product it is."
     )
     bucket_size: Annotated[int, Field(ge=1, le=2**16)] = Field(default=32, description="Number of tokens in a bucket.")
     n_hashes: Annotated[int, Field(ge=1, le=MAX_HASHES)] = Field(default=4, description="Number of hash rounds.")

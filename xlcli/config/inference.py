@@ -35,11 +35,7 @@ from xlcli.errors import InvalidSettingError
 Dtype = Literal["auto", "float32", "bfloat16", "int8"]  # number type of weights or memory at inference
 
 
-Binary = Annotated[
-    Switch,
-    Option("Text", "--binary", "1"),
-    Field(description="Read the input as raw bytes."),
-]
+Binary = Annotated[Switch, Option("Text", "--binary", "1"), Field(description="Read the input as raw bytes.")]
 TextField = Annotated[
     str | None,
     Option("Text", "--text-field KEY"),
@@ -175,10 +171,7 @@ class LearningConfig(BaseConfig):
     )
     context_cache: Annotated[
         Annotated[int, Field(ge=1, le=2**22), COUNT] | None, Option("Memory", "--context-cache TOKENS", "100k")
-    ] = Field(
-        default=None,
-        description="Also predict what followed the same context earlier in the last N tokens.",
-    )
+    ] = Field(default=None, description="Also predict what followed the same context earlier in the last N tokens.")
 
     @property
     def online_option(self) -> str | None:
@@ -280,8 +273,7 @@ class ScoreConfig(InferenceConfig):
     """Scores of a text, whole or as it arrives."""
 
     each_line: Annotated[Switch, Option("Memory", "--each-line", "1")] = Field(
-        default=False,
-        description="Score each line on its own, for example unrelated sentences.",
+        default=False, description="Score each line on its own, for example unrelated sentences."
     )
     reset_on_document: Annotated[Switch | None, Option("Memory", "--reset-on-document", "1")] = Field(
         default=None,
@@ -294,8 +286,7 @@ class ScoreConfig(InferenceConfig):
     text_field: TextField = None
     split_punctuation: Switch = Field(default=False, description="Score punctuation marks as separate words.")
     columns: Annotated[str, Option("Text", "--columns LIST", "rank,logprobs=5")] = Field(
-        default="",
-        description="Add columns such as length, previous=2, rank or layers (docs/words.md).",
+        default="", description="Add columns such as length, previous=2, rank or layers (docs/words.md)."
     )
 
     @property
@@ -358,8 +349,7 @@ class EvalConfig(ScoreConfig, LearningConfig, InferenceConfig):
         default=None, description="With --pairs or --score-field: group rows by this column or key."
     )
     score_field: Annotated[str | None, Option("Results", "--score-field KEY")] = Field(
-        default=None,
-        description="Score only the text in this column or key, as a continuation of --text-field.",
+        default=None, description="Score only the text in this column or key, as a continuation of --text-field."
     )
     region_mark: Annotated[str | None, Option("Results", "--region-mark MARKS", "'*'")] = Field(
         default=None,
@@ -542,8 +532,7 @@ class StreamConfig(ScoreConfig, LearningConfig, InferenceConfig):
         Annotated[float, Field(ge=0.001, lt=1.0), units.reads(units.fraction)] | None,
         Option("Text", "--top SHARE", "1%"),
     ] = Field(
-        default=None,
-        description="Print only the most surprising lines, words or tokens: this share of the last 1,000.",
+        default=None, description="Print only the most surprising lines, words or tokens: this share of the last 1,000."
     )
     save_every: Annotated[Seconds | None, Option("Memory", "--save-every TIME", "10m")] = Field(
         default=None, description="Save the state this often. Default: 1m with --state, else only at the end."

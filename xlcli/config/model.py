@@ -146,8 +146,7 @@ class EmbeddingConfig(BaseConfig):
         "vocabulary are ignored.",
     )
     div_val: Annotated[int, Field(ge=1, le=64)] = Field(
-        default=1,
-        description="Each cluster is this many times narrower than the one before (Baevski and Auli 2019).",
+        default=1, description="Each cluster is this many times narrower than the one before (Baevski and Auli 2019)."
     )
 
     def _check(self) -> None:

@@ -23,11 +23,9 @@ from xlcli.config.workflows import Config
 from xlcli.errors import ConfigError, InvalidSettingError, ResourceError
 
 S = TypeVar("S", bound=BaseConfig)
-
 TOML_LIMIT = 2**20  # maximum size of a TOML file in bytes
 DEPTH = 20  # maximum nesting depth of settings
 Tree = dict[str, Any]  # a nested table, as read from TOML
-
 UNIONS: Mapping[str, Mapping[str, type[BaseConfig]]] = {"attention": ATTENTIONS, "position": POSITIONS, "stack": STACKS}
 """Tables whose keys depend on their `kind`."""
 

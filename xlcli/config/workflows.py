@@ -51,12 +51,10 @@ class TextConfig(BaseConfig):
         Annotated[int, Field(ge=2, le=2**24), COUNT] | None, Option("Text", "--vocab-size N", "4096")
     ] = Field(default=None, description="Set the vocabulary size. Default: by size of the text.")
     valid: Annotated[HeldOut, Option("Text", "--valid FILE|FRACTION", "0.05")] = Field(
-        default=None,
-        description="Validate on this file, or this fraction of the text. Default: 5%, at most 1 MiB.",
+        default=None, description="Validate on this file, or this fraction of the text. Default: 5%, at most 1 MiB."
     )
     test: Annotated[HeldOut, Option("Text", "--test FILE|FRACTION", "0.05")] = Field(
-        default=None,
-        description="Test on this file, or this fraction of the text. Default: 5%, at most 1 MiB.",
+        default=None, description="Test on this file, or this fraction of the text. Default: 5%, at most 1 MiB."
     )
     binary: Binary = False
     text_field: TextField = None
@@ -158,8 +156,7 @@ class TrainConfig(BaseConfig):
         "they take over a tenth of a time budget.",
     )
     patience: Annotated[Count | None, Option("Training", "--patience N", "3")] = Field(
-        default=None,
-        description="Decay the learning rate and end the run after N validations without improvement.",
+        default=None, description="Decay the learning rate and end the run after N validations without improvement."
     )
     save_every: Interval | None = Field(
         default=None, description="Steps (100) or time (60s) between checkpoints. Default: 60s."
@@ -219,11 +216,7 @@ class TrainConfig(BaseConfig):
 class RuntimeConfig(BaseConfig):
     """Device, number type and reproducibility."""
 
-    device: Annotated[
-        str,
-        units.reads(units.device),
-        Option("Machine", "--device auto|cpu|cuda[:N]", "cpu"),
-    ] = Field(
+    device: Annotated[str, units.reads(units.device), Option("Machine", "--device auto|cpu|cuda[:N]", "cpu")] = Field(
         default="auto",
         description="Compute on this device. auto: the first CUDA device, or the CPU where that is faster.",
     )
@@ -233,10 +226,7 @@ class RuntimeConfig(BaseConfig):
         "it natively, else float32. Compiled kernels of generation need float32.",
     )
     threads: Annotated[Annotated[int, Field(ge=1, le=1024), COUNT] | None, Option("Machine", "--threads N", "2")] = (
-        Field(
-            default=None,
-            description="Use N CPU threads. Default: the fastest (train), else PyTorch's.",
-        )
+        Field(default=None, description="Use N CPU threads. Default: the fastest (train), else PyTorch's.")
     )
     seed: Annotated[
         Annotated[int, Field(ge=0, lt=2**63), COUNT] | None,

@@ -27,7 +27,6 @@ _WRAPPERS = re.compile(r"^(?:(?:module|_orig_mod)\.)+")  # of training with seve
 DOWNLOAD = "Download the model again, with all its files."
 ADAPTER = "adapter_config.json"
 MERGE = "It holds an adapter: merge it with its model (by merge_and_unload of the package peft), and import the result."
-
 CAN = "docs/models.md lists what each format supports."  # remedy for what cannot be imported or exported
 UNQUANTIZED = "Its weights are quantized: import those from before, or a GGUF file of the model."
 LARGEST_NUMBER = 2**31  # maximum absolute value of a number

@@ -13,7 +13,6 @@ from xlcli.kernels.records import Array
 SPINS = 2**20  # times that a waiting thread looks for the others, about 1 ms, before it lets other processes run
 COUNTERS = 128  # size in bytes of the counters of a step, of tasks taken and of tasks done: two cache lines
 FASTMATH = {"reassoc", "contract", "nsz"}  # sums may be reordered, to use vectors; inf and nan stay
-
 Kernel = TypeVar("Kernel", bound=Callable[..., Any])
 
 

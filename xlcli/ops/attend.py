@@ -28,31 +28,35 @@ def attend(
     share: Share = ALL_ROWS,
     needed: Tensor | None = None,
 ) -> Tensor:
-    """softmax((q kᵀ + q' k'ᵀ) · scale + bias) v over the visible keys, with q' and k' of the term of `scoring`.
+    """Computes softmax((q kᵀ + q' k'ᵀ) · scale + bias) v over the visible keys, by the fastest kernel that can do it.
 
-    Queries (b h t e), keys (b g s e) and values (b g s w) give (b h t w); h/g heads of queries share each of the g
-    heads of keys and values. `dropout` is the rate of the weights, drawn for this `share` of the rows of the batch.
+    Queries q (b h t e), keys k (b g s e) and values v (b g s w) give (b h t w); h/g heads of queries share each head of
+    keys. q' and k' are those of the term in `scoring`, if it has one, and the bias is the sum of its other additions.
+    `dropout` is the rate at which weights are dropped, by a mask drawn for the part `share` of the rows of a batch.
     `needed` is a boolean mask (b t) of the queries whose output is needed; None: all. Others may be left out.
     """
     scoring = scoring.joined()
-    on_cpu, n_new = q.device.type == "cpu", q.shape[-2]
-    has_one_query = n_new == 1
-    can_be_divided = on_cpu and n_new > 1 and not dropout and not torch.compiler.is_compiling()
-    if can_be_divided and isinstance(visible, Mask):
+    is_on_cpu = q.device.type == "cpu"
+    has_one_query = q.shape[-2] == 1
+    can_use_blocks = is_on_cpu and not has_one_query and not dropout and not torch.compiler.is_compiling()
+    if can_use_blocks and isinstance(visible, Mask):
         out = _attend_in_blocks(q, k, v, visible, scoring, needed)
         if out is not None:
             return out
-    if has_one_query and not dropout and scoring.given == {"term"} and visible.visible is None:
+    has_only_term = scoring.given == {"term"}
+    if has_one_query and has_only_term and not dropout and visible.visible is None:
         return _attend_one(q, k, v, scoring)
+
+    # The other kernels know one product of queries and keys, and one addition to the scores.
     bias = scoring.additions(q, k)
     if scoring.term is not None and scoring.clamp is None:
         q, k = _append_term(q, k, scoring.term)
-    is_faster_on_cpu = q.dtype == torch.bfloat16 or has_one_query or dropout > 0  # measured
-    needs_no_copy_of_keys = has_one_query and k.shape[1] < q.shape[1]
-    is_share_dropped = dropout > 0 and share.parts > 1
-    needs_plain = scoring.sinks is not None or scoring.value_bias is not None or is_share_dropped
+    is_mask_shared = dropout > 0 and share.parts > 1
+    only_plain_can = scoring.sinks is not None or scoring.value_bias is not None or is_mask_shared
+    fused_would_copy_keys = has_one_query and k.shape[1] < q.shape[1]
+    is_plain_faster = is_on_cpu and (q.dtype == torch.bfloat16 or has_one_query or dropout > 0)  # measured
     common: dict[str, Any] = {"visible": visible, "scale": scoring.scale, "bias": bias, "dropout": dropout}
-    if needs_plain or needs_no_copy_of_keys or (on_cpu and is_faster_on_cpu):
+    if only_plain_can or fused_would_copy_keys or is_plain_faster:
         return attend_plain(q, k, v, scoring.sinks, value_bias=scoring.value_bias, share=share, **common)
     return attend_fused(q, k, v, **common)
 
@@ -60,11 +64,11 @@ def attend(
 def _attend_in_blocks(
     q: Tensor, k: Tensor, v: Tensor, mask: Mask, scoring: Scoring, needed: Tensor | None
 ) -> Tensor | None:
-    """`attend` of a call on a CPU by a kernel of blocks; None if none of them computes it.
+    """Computes `attend` on a CPU by a kernel that divides the queries into blocks; None if no such kernel can.
 
     Only `attend_band` hides earlier documents. It and `attend_rows`, which have gradients, add nothing but a term.
     """
-    has_only_products = scoring.given <= {"term"}
+    has_only_products = scoring.given <= {"term"}  # and nothing is added to them
     hides_documents = mask.reach is not None
     if needed is not None and has_only_products and not hides_documents:
         if scoring.term is not None:
@@ -99,7 +103,7 @@ def attend_plain(
     dropout: float = 0.0,
     share: Share = ALL_ROWS,
 ) -> Tensor:
-    """`attend` without a second term, as defined there; holds all scores (b h t s) in memory."""
+    """Computes `attend` by its definition, without a second term; all scores (b h t s) are in memory at once."""
     scores = product(q * scale, k.mT)
     if bias is not None:
         scores = scores + bias
@@ -150,10 +154,10 @@ def attend_fused(
 
 
 def _shaped_for_fused(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The same with equally many heads and equal widths, as PyTorch's fused kernels need them.
+    """Returns queries, keys and values with equally many heads and equal widths, as PyTorch's fused kernels need them.
 
-    Heads that several heads of queries share are repeated. The narrower side gets zeros, which change no product; if it
-    is that of the values, the output gets as many columns that must be cut off.
+    A head of keys is repeated for each head of queries that shares it. What is narrower gets zeros, which change no
+    product; if these are the values, the output gets as many more columns, which the caller must cut off.
     """
     n_shared = q.shape[1] // k.shape[1]
     if n_shared > 1:

@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
 
-from xlcli.ops.scoring import FarPart, ScoreTerm, Scoring, distance_scores, product, share
+from xlcli.ops.scoring import FarKeys, FarPart, ScoreTerm, Scoring, ShiftedTerm, distance_scores, product, share
 
 BLOCK = 256  # number of queries of a block (measured)
 SCORES = 2**21  # number of scores in memory at once, unless one head has more (measured)
@@ -111,30 +111,31 @@ class Part(NamedTuple):
 
 
 def parts(q: Tensor, k: Tensor, band: Band, limit: int) -> Iterator[Part]:
-    """All parts of the scores of queries (b h t e) and keys (b g s e): whole sequences, or some heads of one sequence.
+    """Divides the scores of queries (b h t e) and keys (b g s e) into parts that are small enough to stay in a cache.
 
-    A part has at most `limit` scores, unless one head has more. It has all queries of each of its keys, or one head.
+    A part has at most `limit` scores, unless one head has more: whole sequences, or some heads of one sequence, of a
+    block of queries. Its heads are whole groups that share a head of keys, unless it has one head only.
     """
-    n_rows, n_heads, n_new, _ = q.shape
-    n_shared = n_heads // k.shape[1]  # heads of queries for each head of keys
-    start = 0  # place of the next part: number of scores of all parts before
+    n_sequences, n_heads, n_new, _ = q.shape
+    group_size = n_heads // k.shape[1]  # heads of queries that share a head of keys
+    n_scores_before = 0  # in all earlier parts
     for queries, keys in blocks(n_new, band):
         scores_per_head = (queries.stop - queries.start) * (keys.stop - keys.start)
         most_heads = max(1, limit // scores_per_head)
-        rows_at_once = max(1, most_heads // n_heads)
+        sequences_at_once = max(1, most_heads // n_heads)
         heads_at_once = 1
-        if most_heads >= n_shared:  # whole groups of heads that share keys
-            heads_at_once = min(most_heads, n_heads) // n_shared * n_shared
-        for first_row, first_head in itertools.product(
-            range(0, n_rows, rows_at_once), range(0, n_heads, heads_at_once)
-        ):
-            rows = slice(first_row, min(first_row + rows_at_once, n_rows))
+        if most_heads >= group_size:
+            heads_at_once = min(most_heads, n_heads) // group_size * group_size
+        first_sequences, first_heads = range(0, n_sequences, sequences_at_once), range(0, n_heads, heads_at_once)
+        for first_sequence, first_head in itertools.product(first_sequences, first_heads):
+            rows = slice(first_sequence, min(first_sequence + sequences_at_once, n_sequences))
             heads = slice(first_head, min(first_head + heads_at_once, n_heads))
             last_head = heads.stop - 1
-            key_heads = slice(first_head // n_shared, last_head // n_shared + 1)
-            stop = start + (rows.stop - rows.start) * (heads.stop - heads.start) * scores_per_head
-            yield Part(rows, heads, key_heads, new=queries, seen=keys, place=slice(start, stop))
-            start = stop
+            key_heads = slice(first_head // group_size, last_head // group_size + 1)
+            n_scores = (rows.stop - rows.start) * (heads.stop - heads.start) * scores_per_head
+            place = slice(n_scores_before, n_scores_before + n_scores)
+            yield Part(rows, heads, key_heads, new=queries, seen=keys, place=place)
+            n_scores_before += n_scores
 
 
 def add_edges(scores: Tensor, last: Tensor, first: Tensor | None) -> None:
@@ -148,27 +149,30 @@ COMPUTED_BY_BLOCKS = frozenset({"term", "clamp", "shifted", "far", "far_bias", "
 
 
 def attend_blocks(q: Tensor, k: Tensor, v: Tensor, band: Band, scoring: Scoring) -> Tensor:
-    """`attend` over the keys in the band, with the additions `COMPUTED_BY_BLOCKS`.
+    """Computes `attend` for inference: the output (b h t w) of queries that see the keys in the band.
 
-    Keys and values may have any floating-point type.
+    Queries are (b h t e), keys (b g s e), values (b g s w); keys and values may have any floating-point type. Of the
+    additions of `scoring` only `COMPUTED_BY_BLOCKS` may be given. All parts of the scores use one buffer in turn.
     """
     assert scoring.given <= COMPUTED_BY_BLOCKS
-    n_rows, n_heads, n_new, _ = q.shape
+    n_sequences, n_heads, n_new, _ = q.shape
     # In memory the heads of a token are neighbors, as the projection of the output reads them.
-    out = q.new_empty(n_rows, n_new, n_heads, v.shape[-1]).transpose(1, 2)
+    out = q.new_empty(n_sequences, n_new, n_heads, v.shape[-1]).transpose(1, 2)
     sinks = scoring.sinks
     sink_scores = None if sinks is None else sinks.scores(scoring.scale)
+    # The scale is multiplied into the queries once, instead of into the scores of each part.
     q = q * scoring.scale
     scoring = _scaled(scoring)
-    buffer = q.new_empty(max(part.size for part in parts(q, k, band, SCORES)))
-    for new, block in itertools.groupby(parts(q, k, band, SCORES), lambda part: part.new):
-        edges = band.edges(new.start, q[:, :, new])
-        for part in block:
-            keys, values = part.keys(k).to(q.dtype), part.keys(v).to(q.dtype)
-            scores = part.scores(buffer)
+    all_parts = list(parts(q, k, band, SCORES))
+    buffer = q.new_empty(max(part.size for part in all_parts))
+    for new, parts_of_block in itertools.groupby(all_parts, lambda part: part.new):
+        last_edge, first_edge = band.edges(new.start, q[:, :, new])
+        for part in parts_of_block:
+            keys, values = part.keys(k).to(q.dtype), part.keys(v).to(q.dtype)  # (n s e), (n s w)
+            scores = part.scores(buffer)  # (n t s)
             _write_scores(scores, part, q, keys, band, scoring)
-            add_edges(scores, *edges)
-            if sinks is not None and sink_scores is not None:
+            add_edges(scores, last_edge, first_edge)
+            if sinks is not None and sink_scores is not None:  # sinks come before the other keys
                 sink_values = sinks.values[part.rows, part.key_heads].flatten(0, 1).to(q.dtype)
                 scores = torch.cat((part.queries(sink_scores), scores), -1)
                 values = torch.cat((sink_values, values), 1)
@@ -190,32 +194,39 @@ def _scaled(scoring: Scoring) -> Scoring:
 
 
 def _write_scores(scores: Tensor, part: Part, q: Tensor, keys: Tensor, band: Band, scoring: Scoring) -> None:
-    """Writes the scores (n t s) of a part, without those of sinks.
+    """Overwrites `scores` (n t s) with the scores of the queries and keys of a part; sinks are not among its keys.
 
-    Queries and term are multiplied by the scale already. `keys` (n s e) are those of the part. Keys further back than
-    some distance may have products of their own, or an addition.
+    `q` (b h t e) are the queries of the whole call, `keys` (n s e) the keys of the part. The caller has multiplied the
+    queries, and those of the terms in `scoring`, by the scale.
     """
-    queries = part.queries(q)
     term, shifted, far, far_bias = scoring.term, scoring.shifted, scoring.far, scoring.far_bias
-    far_keys = None
-    if far is not None:
-        far_keys = _far_keys(part, band, far.max_distance)
-    if term is not None:
-        _write_term(scores, part, band, term)
+    queries = part.queries(q)  # (n t e)
+    if term is not None or shifted is not None:
+        # The position scores are written first, then the products of queries and keys are added to them.
+        if term is not None:
+            _write_term(scores, part, band, term)
+        elif shifted is not None:
+            _write_shifted(scores, part, shifted)
         share(scores, keys).baddbmm_(share(queries, keys), keys.mT)
-    elif shifted is not None:
-        queries_of_part = shifted.queries[part.rows, part.heads, part.new]
-        products = distance_scores(queries_of_part, shifted.keys[part.heads], scores.shape[-1])
-        _copy_shifted(products.flatten(0, 1), scores)
-        share(scores, keys).baddbmm_(share(queries, keys), keys.mT)
-    elif far is not None and far_keys is not None:
-        far_keys.write_products(queries, keys, part.queries(far.queries), part.keys(far.keys).to(q.dtype), scores)
+    elif far is not None:
+        _write_products_with_far(scores, part, queries, keys, band, far)
     else:
         torch.bmm(share(queries, keys), keys.mT, out=share(scores, keys))
     if far_bias is not None:
         keys_with_bias = _far_keys(part, band, far_bias.max_distance)
         if keys_with_bias is not None:
             keys_with_bias.add_bias(scores, far_bias.bias)
+
+
+def _write_products_with_far(
+    scores: Tensor, part: Part, queries: Tensor, keys: Tensor, band: Band, far: FarKeys
+) -> None:
+    """Writes the products of queries (n t e) and keys (n s e) to `scores` (n t s), and those of `far` for far keys."""
+    far_keys = _far_keys(part, band, far.max_distance)
+    if far_keys is None:
+        torch.bmm(share(queries, keys), keys.mT, out=share(scores, keys))
+        return
+    far_keys.write_products(queries, keys, part.queries(far.queries), part.keys(far.keys).to(queries.dtype), scores)
 
 
 def _write_term(scores: Tensor, part: Part, band: Band, term: ScoreTerm) -> None:
@@ -239,10 +250,13 @@ def _far_keys(part: Part, band: Band, max_distance: int) -> FarPart | None:
     return FarPart(first_query - max_distance)
 
 
-def _copy_shifted(products: Tensor, scores: Tensor) -> None:
-    """Copies `shifted` of products (n t s) to `scores`, without a copy between: moved rows are rows of length s - 1."""
-    n, t, s = products.shape
-    scores.copy_(products.as_strided((n, t, s), (t * s, s - 1, 1), storage_offset=t - 1))
+def _write_shifted(scores: Tensor, part: Part, term: ShiftedTerm) -> None:
+    """Writes a term by the distance to the scores (n t s) of a part: `scoring.shifted` without a copy between."""
+    queries = term.queries[part.rows, part.heads, part.new]
+    by_distance = distance_scores(queries, term.keys[part.heads], scores.shape[-1]).flatten(0, 1)
+    n, t, s = by_distance.shape
+    # Row i moves to the left by t - 1 - i, so each row begins s - 1 numbers after the one before it, instead of s.
+    scores.copy_(by_distance.as_strided((n, t, s), (t * s, s - 1, 1), storage_offset=t - 1))
 
 
 GROUP = 64  # number of queries of a sequence in a product
@@ -250,9 +264,9 @@ SAVED_BYTES = 2**25  # maximum size in bytes of the weights of a call that are s
 
 
 def attend_rows(q: Tensor, k: Tensor, v: Tensor, needed: Tensor, band: Band, *, scale: float) -> Tensor:
-    """`attend_blocks` with gradients, for some of the queries q (b h t e) only: the others cost nothing.
+    """Computes the output (b h t w) of those queries q (b h t e) alone that are needed, with gradients.
 
-    The boolean mask `needed` (b t) is true for these, one at least. The output (b h t w) of the others has no meaning.
+    The boolean mask `needed` (b t) is true for these, one at least; the others cost nothing, and their output is 0.
     """
     k, v = k.to(q.dtype), v.to(q.dtype)
     n_sequences, n_new = needed.shape
@@ -352,23 +366,26 @@ class BandAttention(torch.autograd.Function):
         term_queries: Tensor | None,
         term_keys: Tensor | None,
     ) -> Tensor:
-        q, term = _contiguous_product(q, scale), None
+        """Computes the output (b h t w) part by part; arguments as for `attend_band`, the term as its two tensors."""
+        q = _contiguous_product(q, scale)
+        term = None
         if term_queries is not None and term_keys is not None:
             term_queries = _contiguous_product(term_queries, scale)
             term = ScoreTerm(term_queries, term_keys)
-        divided = list(parts(q, k, band, PART_BYTES // q.element_size()))
-        n_scores = divided[-1].place.stop
+        all_parts = list(parts(q, k, band, PART_BYTES // q.element_size()))
+        n_scores = all_parts[-1].place.stop
+        # Few weights are saved for the backward pass; if there are more, it computes them again.
         is_saved = n_scores * q.element_size() <= SAVED_BYTES
-        saved = q.new_empty(n_scores if is_saved else 0)
+        saved_weights = q.new_empty(n_scores if is_saved else 0)
         # In memory (b t h w), as the next projection reads it.
         out = q.new_empty(q.shape[0], q.shape[2], q.shape[1], v.shape[3]).transpose(1, 2)
-        for part in divided:
-            scores = part.scores(saved[part.place] if is_saved else q.new_empty(part.size))
-            weights = _write_weights(scores, part, q, k, band, term)
-            values = part.keys(v)
+        for part in all_parts:
+            memory = saved_weights[part.place] if is_saved else q.new_empty(part.size)
+            weights = _write_weights(part.scores(memory), part, q, k, band, term)  # (n t s)
+            values = part.keys(v)  # (n s w)
             part.write(out, torch.bmm(share(weights, values), values))
-        ctx.save_for_backward(q, k, v, term_queries, term_keys, saved)
-        ctx.scale, ctx.band, ctx.parts = scale, band, divided
+        ctx.save_for_backward(q, k, v, term_queries, term_keys, saved_weights)
+        ctx.scale, ctx.band, ctx.parts = scale, band, all_parts
         return out
 
     @staticmethod

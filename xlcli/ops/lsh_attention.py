@@ -30,17 +30,13 @@ from xlcli.ops.lsh_gather import KeyWindow, Lookup, attend_gathered
 from xlcli.ops.lsh_table import RANKS_PER_BUCKET, BucketRanks, Table, flat_index, latest, seen_before, write
 
 CHECKPOINT_SCORES = 2**24  # number of scores from which a round is recomputed in the backward pass instead of stored
-
 GATHERED_TOKENS = 2  # largest number of tokens per bucket with which every query gathers its keys (measured on a CPU)
-
 MAX_FLOATS = 2**22
 """Maximum size of the queries, keys and values rearranged at once, unless one head is larger. glibc returns larger
 blocks to the system, which clears every page again."""
 
 MAX_LOG_WEIGHT = 60.0  # largest score exponentiated as it is; larger ones are reduced by the maximum of their row
-
 MAX_SCORES = 2**18  # number of scores computed at once
-
 TILE = 16  # maximum number of queries of a bucket that are computed together
 
 
@@ -69,16 +65,15 @@ def attend_hashed(q: Tensor, k: Tensor, v: Tensor, lookup: Lookup, dropout: floa
 
 
 def _attend_tiles(q: Tensor, k: Tensor, v: Tensor, lookup: Lookup, dropout: float) -> Tensor:
-    """`attend_hashed` in tiles: round after round, and a query without visible keys attends to itself."""
-    bucket_size, tile = lookup.bucket_size, TILE
-    # With gradients, keys and values before a tile are stored if some of them are in the table.
-    stores_keys = lookup.table is not None and torch.is_grad_enabled()
-    if bucket_size % TILE or stores_keys:
-        tile = bucket_size
+    """Computes `attend_hashed` in tiles, one hash round after the other, and adds up what the rounds have found."""
+    bucket_size, n_new = lookup.bucket_size, q.shape[2]
+    # Gradients need the keys before each tile. If some come from the table, larger tiles have fewer of these copies.
+    copies_keys = lookup.table is not None and torch.is_grad_enabled()
+    tile = bucket_size if copies_keys or bucket_size % TILE else TILE
     limit = lookup.key_window.limit
-    if lookup.table is None and limit is not None and limit >= q.shape[2] - 1:  # as far as to the first token
-        limit = None
-    is_large = (q.detach().norm(dim=-1) > MAX_LOG_WEIGHT).flatten()
+    if lookup.table is None and limit is not None and limit >= n_new - 1:
+        limit = None  # it reaches to the first token of the text, so no key is too far back
+    is_large = (q.detach().norm(dim=-1) > MAX_LOG_WEIGHT).flatten()  # keys are not longer than 1
     call = _Call(
         qkv=(q.flatten(0, 2), k.flatten(0, 2), v.flatten(0, 2)),
         large=is_large if is_large.any() else None,
@@ -94,11 +89,13 @@ def _attend_tiles(q: Tensor, k: Tensor, v: Tensor, lookup: Lookup, dropout: floa
     for r, n_tiles in enumerate(tiles_per_round):
         n_scores = n_tiles * tile * bucket_size
         if torch.is_grad_enabled() and n_scores >= CHECKPOINT_SCORES:
+            # The backward pass computes such a round again, instead of keeping its scores.
             rounds.append(Sums(*checkpoint(call.attend, r, n_tiles, use_reentrant=False)))
         else:
             rounds.append(call.attend(r, n_tiles))
-    y, total = add_rounds(rounds)
-    alone = (total == 0).to(total.dtype)  # 1 for a query without visible keys, else 0
+    y, total = add_rounds(rounds)  # (b·h·t w), (b·h·t 1)
+    # A query without visible keys attends to itself: 0 / (0 + 1) + 1 · v. For all others `alone` is 0.
+    alone = (total == 0).to(total.dtype)
     return torch.addcmul(y / (total + alone), v.flatten(0, 2), alone).view_as(v)
 
 
@@ -182,12 +179,15 @@ class _Call(NamedTuple):
     dropout: float
 
     def attend(self, r: int, n_tiles: int) -> Sums:
-        """Attention (b·h·t ...) to the keys first seen in round r, which has `n_tiles` tiles."""
+        """Computes what each query (b·h·t) gets from the keys that round r is the first to find, before normalization.
+
+        `n_tiles` is the number of tiles of the round.
+        """
         tile, bucket_size = self.tile, self.lookup.bucket_size
         tiles = self.tiles(r, n_tiles)
-        # Everything in the order of the tiles.
+        # Tokens are put in the order of the tiles (p): the tokens of a bucket are then adjacent.
         order = tiles.token_at_place
-        q, k, v = (_Arrange.apply(part, order, tiles.place_of_token) for part in self.qkv)  # type: ignore[no-untyped-call]
+        q, k, v = (_Arrange.apply(x, order, tiles.place_of_token) for x in self.qkv)  # type: ignore[no-untyped-call]
         codes = [self.codes.new[:, :, earlier].flatten().index_select(0, order) for earlier in range(r)]
         positions = None
         if self.limit is not None:
@@ -197,6 +197,7 @@ class _Call(NamedTuple):
         before, exists = self._before(tiles, keys, r)
 
         def in_tiles(x: Tensor) -> Tensor:
+            """Cuts values at places (p ...) into tiles (m c ...), without the free places before the first one."""
             return rearrange(x[bucket_size:], "(m c) ... -> m c ...", c=tile)
 
         queries, inside = in_tiles(q), keys.map(in_tiles)
@@ -207,72 +208,78 @@ class _Call(NamedTuple):
             some = slice(first, first + tiles_at_once)
             some_large = None if large is None else large[some]
             keys_of_some = inside.of_tiles(some), before.of_tiles(some), exists[some]
-            sums.append(mix(queries[some], *keys_of_some, some_large, limit=self.limit, dropout=self.dropout))
+            sums.append(tile_sums(queries[some], *keys_of_some, some_large, limit=self.limit, dropout=self.dropout))
         return _join(sums, tiles.place_of_token - bucket_size)
 
     def _before(self, tiles: _Tiles, keys: _Keys, r: int) -> tuple[_Keys, Tensor]:
-        """The n keys before each tile (m n ...), and the mask (m n) of those that exist.
+        """Collects the n keys before each tile (m n ...), and returns them with the mask (m n) of those that exist.
 
-        `keys` are those at all places of the call (p ...). Earlier ones are in the table, if there is one.
+        A tile also attends to the `bucket_size` keys of its bucket before it. Those in this call are among `keys`, the
+        keys at all places (p ...) in round r. Those of earlier calls are in the table, if there is one.
         """
         size, tile, table = self.lookup.bucket_size, self.tile, self.lookup.table
-        is_new = tiles.ranks_before >= 0
+        is_in_call = tiles.ranks_before >= 0
         if table is None:
-            return keys.map(lambda x: _Windows.apply(x, None, None, size, tile)), is_new  # type: ignore[no-untyped-call]
-        stored, is_stored = self._stored(table, tiles.bucket_sizes, r)
-        # Rows to gather from: the places of the call, then `size` stored keys of each bucket with new tokens.
+            before = keys.map(lambda x: _Windows.apply(x, None, None, size, tile))  # type: ignore[no-untyped-call]
+            return before, is_in_call
+        stored, is_visible = self._stored(table, tiles.bucket_sizes, r)
+        # Keys are gathered from rows: first the places of the call, then `size` stored keys of each bucket with tokens.
         n_places, n_tiles = len(tiles.token_at_place), len(tiles.bucket)
         device = tiles.bucket.device
         first_places = torch.arange(0, n_tiles * tile, tile, device=device).unsqueeze(1)
-        rows_of_new = first_places + torch.arange(size, device=device)
-        n_buckets_up_to = (tiles.bucket_sizes > 0).cumsum(0)[tiles.bucket]
-        ends_of_stored = (n_places + n_buckets_up_to * size).unsqueeze(1)
-        rows = torch.where(is_new, rows_of_new, ends_of_stored + tiles.ranks_before)  # the latest stored one is -1
+        rows_in_call = first_places + torch.arange(size, device=device)
+        n_buckets_so_far = (tiles.bucket_sizes > 0).cumsum(0)[tiles.bucket]
+        ends_of_stored = (n_places + n_buckets_so_far * size).unsqueeze(1)
+        rows_of_stored = ends_of_stored + tiles.ranks_before  # the latest stored key of a bucket has rank -1
+        rows = torch.where(is_in_call, rows_in_call, rows_of_stored)
 
         def gather(new: Tensor, old: Tensor) -> Tensor:
             stored_rows = old.flatten(0, 1).to(new.dtype)
             return _Windows.apply(new, stored_rows, rows, size, tile)  # type: ignore[no-any-return, no-untyped-call]
 
-        is_stored_row = torch.cat((is_stored.new_zeros(n_places), is_stored.flatten()))
-        return keys.merge(gather, stored), is_new | is_stored_row[rows]
+        is_visible_row = torch.cat((is_visible.new_zeros(n_places), is_visible.flatten()))
+        return keys.merge(gather, stored), is_in_call | is_visible_row[rows]
 
     def tiles(self, r: int, n_tiles: int) -> _Tiles:
-        """The tiles of round r; `n_tiles` is their number, which no device has to be asked for."""
+        """Cuts the tokens of each bucket of round r into tiles.
+
+        `n_tiles` is the number of all tiles: it is given, because a device would have to be waited for to count them.
+        """
         ranks, tile, bucket_size = self.lookup.ranks, self.tile, self.lookup.bucket_size
         b, h, _, _ = ranks.buckets.shape
-        n, device = ranks.sizes.shape[-1], ranks.sizes.device
-        # From tokens to places: the tiles of a bucket follow those of the bucket before it.
-        bucket_sizes = ranks.sizes[:, :, r].flatten()
+        n_buckets, device = ranks.sizes.shape[-1], ranks.sizes.device
+        # The places of a bucket follow those of the bucket before it, and begin with a tile of its own.
+        bucket_sizes = ranks.sizes[:, :, r].flatten()  # (b·h·n)
         tiles_of_bucket = (bucket_sizes + tile - 1) // tile  # rounded up
         first_tile = tiles_of_bucket.cumsum(0) - tiles_of_bucket  # of each bucket
-        bucket_of_token = flat_index(ranks.buckets, b, h) * n + ranks.buckets[:, :, r]
+        bucket_of_token = flat_index(ranks.buckets, b, h) * n_buckets + ranks.buckets[:, :, r]  # (b h t)
         place_of_token = (first_tile[bucket_of_token] * tile + ranks.ranks[:, :, r]).flatten() + bucket_size
         token_at_place = place_of_token.new_zeros(bucket_size + n_tiles * tile)
         token_at_place.index_copy_(0, place_of_token, torch.arange(len(place_of_token), device=device))
-        # From tiles to buckets, and to the ranks of the tokens before a tile.
-        bucket_ids, tile_ids = torch.arange(len(bucket_sizes), device=device), torch.arange(n_tiles, device=device)
+        # Each tile has a bucket (m), and its first token has a rank in it, as have the tokens before the tile.
+        bucket_ids = torch.arange(len(bucket_sizes), device=device)
         bucket = torch.repeat_interleave(bucket_ids, tiles_of_bucket, output_size=n_tiles)
-        rank_of_tile = (tile_ids - first_tile[bucket]) * tile  # of its first token
-        slots = torch.arange(bucket_size, device=device)
-        ranks_before = (rank_of_tile - bucket_size).unsqueeze(1) + slots
+        first_rank = (torch.arange(n_tiles, device=device) - first_tile[bucket]) * tile
+        ranks_before = (first_rank - bucket_size).unsqueeze(1) + torch.arange(bucket_size, device=device)
         return _Tiles(bucket_sizes, place_of_token, token_at_place, bucket, ranks_before)
 
     def _stored(self, table: Table, bucket_sizes: Tensor, r: int) -> tuple[_Keys, Tensor]:
-        """Keys (m c ...) in the table, of the buckets of round r that have new tokens, and a mask of visible ones.
+        """Reads the keys (m c ...) of earlier calls in those buckets of round r that get new tokens.
 
-        `bucket_sizes` (b·h·n) are the numbers of new tokens.
+        `bucket_sizes` (b·h·n) are the numbers of new tokens. The second value is the mask (m c) of the visible keys.
         """
         key_window = self.lookup.key_window
         n_rounds, n_buckets = table.counts.shape[2:]
         nonempty = bucket_sizes.nonzero().squeeze(1)
         head, bucket = nonempty // n_buckets, nonempty % n_buckets
         bucket_ids = (head * n_rounds + r) * n_buckets + bucket
-        k, v, positions, global_ranks, is_used = latest(table, bucket_ids, table.counts.flatten()[bucket_ids])
-        codes = _codes_of(global_ranks[..., :r], self.codes, table, head).unbind(-1)
+        entries = latest(table, bucket_ids, table.counts.flatten()[bucket_ids])
+        codes = _codes_of(entries.global_ranks[..., :r], self.codes, table, head).unbind(-1)
         since_start = None
         if self.limit is not None:  # all that are too far back are as far back, so that the numbers stay small
-            since_start = (positions - key_window.start).clamp(min=-self.limit - 1)
-        return _Keys(k, v, codes, since_start), is_used & (positions >= key_window.oldest)
+            since_start = (entries.positions - key_window.start).clamp(min=-self.limit - 1)
+        is_visible = entries.is_used & (entries.positions >= key_window.oldest)
+        return _Keys(entries.keys, entries.values, codes, since_start), is_visible
 
 
 def _codes_of(global_ranks: Tensor, codes: _Codes, table: Table, heads: Tensor) -> Tensor:
@@ -379,36 +386,40 @@ class _Window(NamedTuple):
         return self.join(queries - before.unsqueeze(1), queries - inside.unsqueeze(1))
 
     def visible(self, inside: _Keys, before: _Keys, exists: Tensor, limit: int | None) -> Tensor:
-        """Factor (m c n) of each key: 1 if it is visible and was in no earlier round, else 0."""
+        """Returns a factor (m c n) for each query and key: 1 if it is visible and no earlier round found it, else 0.
+
+        Conditions are computed as clamped differences of whole numbers, because Boolean masks are slow on a CPU.
+        """
         tile, bucket_size = len(self.from_tile), before.k.shape[1]
         exists = exists.to(self.from_tile.dtype).unsqueeze(1).repeat(1, tile, 1)
         visible = self.join(exists, torch.ones_like(self.from_tile))
         if limit is not None and inside.positions is not None and before.positions is not None:
-            is_within = limit + 1 - self.distances(inside.positions, before.positions)
-            visible *= is_within.clamp_(0, 1)
-        # A key was in an earlier round if its code there differs by at most the bucket size.
-        distances = [self.distances(*codes).abs_() for codes in zip(inside.codes, before.codes, strict=True)]
-        if distances:
-            nearest = reduce(torch.minimum, distances)
+            n_within_limit = limit + 1 - self.distances(inside.positions, before.positions)
+            visible *= n_within_limit.clamp_(0, 1)
+        # An earlier round found the key if the codes of query and key in it differ by at most the bucket size.
+        code_distances = [self.distances(*codes).abs_() for codes in zip(inside.codes, before.codes, strict=True)]
+        if code_distances:
+            nearest = reduce(torch.minimum, code_distances)
             visible *= nearest.sub_(bucket_size).clamp_(0, 1)
         return visible
 
 
-def mix(
+def tile_sums(
     q: Tensor, inside: _Keys, before: _Keys, exists: Tensor, large: Tensor | None, *, limit: int | None, dropout: float
 ) -> Sums:
-    """Attention (m c ...) of the queries (m c e) of m tiles to their own keys and to the n keys before them.
+    """Computes the weighted sums of values (m c ...) for the queries (m c e) of m tiles, not divided by the weights.
 
-    `inside` are the keys of the tiles (m c ...), `before` those before them (m n ...), of which those exist whose mask
-    `exists` (m n) is true. No key further back than `limit` is visible. The maximum score is subtracted from those of
-    the queries where the mask `large` (m c 1) is true.
+    A query sees the keys before it: those of its own tile, `inside` (m c ...), and those before the tile, `before`
+    (m n ...), which exist where the mask `exists` (m n) is true. No key further back than `limit` is visible. Where
+    the mask `large` (m c 1) is true, scores are too large for exp as they are, so the largest one is subtracted first.
     """
     tile = q.shape[1]
     window = _Window(torch.ones(tile, tile, dtype=q.dtype, device=q.device).tril(-1))
-    visible = window.visible(inside, before, exists, limit)
-    scores = window.join(q @ before.k.mT, q @ inside.k.mT)
+    visible = window.visible(inside, before, exists, limit)  # (m c n), factors 0 and 1
+    scores = window.join(q @ before.k.mT, q @ inside.k.mT)  # (m c n)
     shift = None
     if large is not None:
+        # The logarithm is -inf for hidden keys, so these are not the largest.
         lowest = torch.finfo(scores.dtype).min
         largest = (scores.detach() + visible.log()).amax(-1, keepdim=True).clamp(min=lowest)
         shift = torch.where(large, largest, 0.0)
@@ -417,34 +428,37 @@ def mix(
     total = weights.sum(-1, keepdim=True)
     if dropout:
         weights = F.dropout(weights, dropout)
-    # The weights of the keys inside, and in their places none for those before.
-    of_tile = weights[..., :tile] * window.from_tile
+    # `window.join` has put the keys of the tile in the first columns: here these are taken apart from those before.
+    weights_inside = weights[..., :tile] * window.from_tile
     weights[..., :tile] *= 1 - window.from_tile
-    return Sums(torch.baddbmm(weights @ before.v, of_tile, inside.v), total, shift)
+    y = torch.baddbmm(weights @ before.v, weights_inside, inside.v)  # (m c w)
+    return Sums(y, total, shift)
 
 
 def attend_hashed_one(q: Tensor, k: Tensor, v: Tensor, buckets: Tensor, table: Table, key_window: KeyWindow) -> Tensor:
-    """LSH attention (b h 1 w) of one new token in `buckets` (b h r 1), without gradient.
+    """Computes LSH attention (b h 1 w) of one new token, without gradient, and writes the token into the table.
 
-    The token, with key (b h 1 e) and value (b h 1 w), is then written into the table, in place.
+    The token has query and key (b h 1 e), value (b h 1 w), and a bucket in each round, `buckets` (b h r 1). The table
+    changes in place, after it has been read.
     """
     b, h, n_rounds, n_buckets, bucket_size, _ = table.keys.shape
-    bucket_ids = (flat_index(buckets, b, h, n_rounds) * n_buckets + buckets).squeeze(-1)
+    bucket_ids = (flat_index(buckets, b, h, n_rounds) * n_buckets + buckets).squeeze(-1)  # (b h r)
     counts = table.counts.flatten()[bucket_ids]
     global_rank = buckets.squeeze(-1) * RANKS_PER_BUCKET + counts
-    keys, values, positions, global_ranks, exists = latest(table, bucket_ids, counts)
+    entries = latest(table, bucket_ids, counts)
     oldest = key_window.oldest
     if key_window.limit is not None:
         oldest = max(oldest, key_window.start - key_window.limit)
-    # All rounds together; a key that several of them find counts in the first.
-    is_repeated = seen_before(global_rank, global_ranks, bucket_size)
-    seen = (exists & (positions >= oldest) & ~is_repeated).flatten(2)
-    scores = (keys.flatten(2, 3) @ q.mT).squeeze(-1).masked_fill(~seen, -torch.inf)
-    y = scores.softmax(-1).unsqueeze(2) @ values.flatten(2, 3)
+    # One softmax over the keys of all rounds (b h r·c). A key that several rounds find counts in the first of them.
+    is_repeated = seen_before(global_rank, entries.global_ranks, bucket_size)
+    is_seen = (entries.is_used & (entries.positions >= oldest) & ~is_repeated).flatten(2)
+    scores = (entries.keys.flatten(2, 3) @ q.mT).squeeze(-1).masked_fill(~is_seen, -torch.inf)
+    y = scores.softmax(-1).unsqueeze(2) @ entries.values.flatten(2, 3)
 
-    new_keys, new_values = (repeat(part, "b h 1 e -> (b h r) e", r=n_rounds) for part in (k, v))
+    new_keys, new_values = (repeat(x, "b h 1 e -> (b h r) e", r=n_rounds) for x in (k, v))
     new_ranks = repeat(global_rank, "b h s -> (b h r) s", r=n_rounds)
     written_ids = bucket_ids.flatten()
     write(table, written_ids, counts.flatten(), new_keys, new_values, key_window.start, new_ranks)
     table.counts.view(-1)[written_ids] += 1
-    return y.where(seen.any(-1)[..., None, None], v)  # without visible keys, the token attends to itself
+    sees_any_key = is_seen.any(-1)[..., None, None]
+    return y.where(sees_any_key, v)  # a token that sees no key attends to itself

@@ -16,7 +16,6 @@ from torch import Tensor
 from torch.nn import functional as F
 
 RANKS_PER_BUCKET = 2**36  # between the global ranks of adjacent buckets: the maximum number of tokens of a bucket
-
 MAX_PRODUCTS = 2**18  # number of inner products with hash directions that are computed at once
 
 
@@ -116,42 +115,45 @@ class BucketRanks(NamedTuple):
 
 
 def rank_in_buckets(buckets: Tensor, counts: Tensor) -> BucketRanks:
-    """Ranks of tokens with these buckets (b h r t), after `counts` (b h r n) earlier tokens per bucket."""
+    """Counts, for each token with its buckets (b h r t), the tokens before it in the same bucket.
+
+    `counts` (b h r n) are the numbers of tokens that earlier calls have put into each bucket.
+    """
     b, h, r, _ = buckets.shape
-    n = counts.shape[-1]
-    # Buckets counted through all sequences, heads and rounds.
-    bucket_ids = (flat_index(buckets, b, h, r) * n + buckets).flatten()
-    sizes = torch.bincount(bucket_ids, minlength=b * h * r * n)
-    # Sorted by bucket, the rank of a token is its place less that of the first token of the bucket.
+    n_buckets = counts.shape[-1]
+    # One number for each bucket of each sequence, head and round.
+    bucket_ids = (flat_index(buckets, b, h, r) * n_buckets + buckets).flatten()
+    sizes = torch.bincount(bucket_ids, minlength=b * h * r * n_buckets)
+    # In the order of buckets, the rank of a token is its place less the place of the first token of its bucket.
     sorted_ids, order = bucket_ids.sort(stable=True)
-    begins = sizes.cumsum(0) - sizes
+    first_places = sizes.cumsum(0) - sizes
+    sorted_places = torch.arange(len(bucket_ids), device=bucket_ids.device)
     ranks = torch.empty_like(bucket_ids)
-    ranks[order] = torch.arange(len(bucket_ids), device=bucket_ids.device) - begins[sorted_ids]
+    ranks[order] = sorted_places - first_places[sorted_ids]
     ranks = ranks.view_as(buckets)
     n_earlier = counts.gather(-1, buckets) + ranks
-    return BucketRanks(
-        buckets=buckets,
-        ranks=ranks,
-        sizes=sizes.view_as(counts),
-        global_ranks=buckets * RANKS_PER_BUCKET + n_earlier,
-    )
+    global_ranks = buckets * RANKS_PER_BUCKET + n_earlier
+    return BucketRanks(buckets=buckets, ranks=ranks, sizes=sizes.view_as(counts), global_ranks=global_ranks)
 
 
 @torch.no_grad()
 def insert(table: Table, ranks: BucketRanks, k: Tensor, v: Tensor, start: int) -> None:
-    """Writes tokens with keys (b h t e) and values (b h t w), the first at position `start`, into a table, in place."""
-    r, t = ranks.buckets.shape[2:]
-    n, size = table.positions.shape[-2:]
-    # The last `size` tokens of each bucket: earlier ones would be overwritten. Indices are those of the axes b h r t.
-    n_from_here = ranks.sizes.gather(-1, ranks.buckets) - ranks.ranks
-    written = (n_from_here <= size).flatten().nonzero().squeeze(1)
-    round_of_head, token = written // t, written % t
-    bucket_ids = round_of_head * n + ranks.buckets.flatten()[written]
+    """Writes the tokens of a call into a table, in place, each to its bucket in every round.
+
+    `ranks` are those of these tokens, with keys (b h t e) and values (b h t w); the first one is at position `start`.
+    """
+    n_rounds, n_new = ranks.buckets.shape[2:]
+    n_buckets, bucket_size = table.positions.shape[-2:]
+    # Only the last tokens of each bucket, since they would overwrite the others. `written` (m) indexes axes b h r t.
+    n_from_token_on = ranks.sizes.gather(-1, ranks.buckets) - ranks.ranks
+    written = (n_from_token_on <= bucket_size).flatten().nonzero().squeeze(1)
+    round_of_head, token = written // n_new, written % n_new
+    bucket_ids = round_of_head * n_buckets + ranks.buckets.flatten()[written]
     counts = table.counts.flatten()[bucket_ids] + ranks.ranks.flatten()[written]
-    # The same tokens as indices of the axes b h t.
-    tokens = round_of_head // r * t + token
-    global_ranks = rearrange(ranks.global_ranks, "b h r t -> (b h t) r")[tokens]
-    write(table, bucket_ids, counts, k.flatten(0, 2)[tokens], v.flatten(0, 2)[tokens], start + token, global_ranks)
+    # The same tokens as indices of the axes b h t, which keys and values have.
+    rows = round_of_head // n_rounds * n_new + token
+    global_ranks = rearrange(ranks.global_ranks, "b h r t -> (b h t) r")[rows]
+    write(table, bucket_ids, counts, k.flatten(0, 2)[rows], v.flatten(0, 2)[rows], start + token, global_ranks)
     table.counts.add_(ranks.sizes)
 
 
@@ -169,11 +171,20 @@ def write(
     table.positions.view(-1)[slots] = position
 
 
-def latest(table: Table, bucket_ids: Tensor, counts: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Entries of the buckets `bucket_ids` (...), after `counts` (...) tokens have been written to each.
+class Entries(NamedTuple):
+    """The tokens in the slots of some buckets (...), in the order in which they were written."""
 
-    Keys (... c e), values (... c w), positions (... c), global ranks (... c r), and a mask (... c) of used slots: in
-    order of arrival, so that rounding does not depend on overwritten entries.
+    keys: Tensor  # (... c e)
+    values: Tensor  # (... c w)
+    positions: Tensor  # (... c)
+    global_ranks: Tensor  # (... c r)
+    is_used: Tensor  # (... c) false for a slot that no token was written to
+
+
+def latest(table: Table, bucket_ids: Tensor, counts: Tensor) -> Entries:
+    """Reads the buckets `bucket_ids` (...) of a table as they are after `counts` (...) tokens were written to each.
+
+    The order of arrival makes the rounding of sums over the slots independent of tokens that were overwritten.
     """
     size = table.n_slots
     slots = torch.arange(size, device=bucket_ids.device)
@@ -186,7 +197,8 @@ def latest(table: Table, bucket_ids: Tensor, counts: Tensor) -> tuple[Tensor, Te
         return part.flatten(0, 4).index_select(0, places.flatten()).view(*places.shape, *part.shape[5:])
 
     is_used = counts - size + slots >= 0
-    return entries(table.keys), entries(table.values), entries(table.positions), entries(table.global_ranks), is_used
+    parts = table.keys, table.values, table.positions, table.global_ranks
+    return Entries(*map(entries, parts), is_used)
 
 
 def seen_before(query_ranks: Tensor, key_ranks: Tensor, bucket_size: int) -> Tensor:

@@ -55,10 +55,10 @@ def step_of(path: Path) -> int:
 
 
 def commit(folder: Path, step: int, write: Callable[[Path], None], keep: int) -> Path:
-    """Writes a checkpoint durably into a folder of checkpoints, makes it the newest and returns its path.
+    """Adds the checkpoint after `step` steps to a folder of checkpoints, and returns its path; it is durable then.
 
-    `write` writes its files durably into an empty folder. A checkpoint of this step is replaced. Then checkpoints of
-    later steps, which a resumed run has undone, and all but the newest `keep` are removed.
+    `write` gets an empty folder, into which it writes the files durably. An older checkpoint of this step is replaced.
+    Then all but the newest `keep` are removed, and those of later steps, which a resumed run has undone.
     """
     temporary = files.temporary_path(folder)
     final = folder / step_name(step)
@@ -138,7 +138,10 @@ def _seal(folder: Path) -> None:
 
 
 def manifest(path: Path) -> dict[str, tuple[int, str]]:
-    """Size and SHA-256 of each file of a checkpoint. No other file belongs to it or may be read."""
+    """Reads the manifest of a checkpoint: size and SHA-256 of each of its files. No other file may be read.
+
+    `CheckpointError` if the manifest is missing, damaged or of another format.
+    """
     tree = files.read_json(path / MANIFEST)
     if tree.get("schema") != SCHEMA:
         raise CheckpointError(f"{path / MANIFEST} has format {tree.get('schema')!r}, not {SCHEMA}.")
@@ -225,10 +228,13 @@ def place_of_run(folder: Path) -> Path:
 
 
 def stage_run(folder: Path, written: Path) -> None:
-    """Stages the run in the folder `written`, instead of one without weights; the run in `folder` stays."""
+    """Moves a new run, in the folder `written`, to where it waits until it has weights; the run in `folder` stays.
+
+    A run that waits there already is removed if it has no weights, else it is put in its place first.
+    """
     staged = folder / STAGED
-    has_no_weights = (staged / CONFIG).is_file() and not (staged / WEIGHTS).is_file()
-    if not has_no_weights:
+    waits_for_weights = (staged / CONFIG).is_file() and not (staged / WEIGHTS).is_file()
+    if not waits_for_weights:
         finish_replacement(folder)
     try:
         remove(staged)
@@ -239,17 +245,20 @@ def stage_run(folder: Path, written: Path) -> None:
 
 
 def finish_replacement(folder: Path) -> None:
-    """Puts a staged run in its place if it has weights or replaces nothing, or goes on with that after a kill."""
+    """Moves a staged run to its place in `folder`, if there is one and it has weights or replaces no other run.
+
+    After a kill it does what is left to do: the staged run may be whole, or moved in part (see the top of this file).
+    """
     staged = folder / STAGED
     if not _is_folder(staged):
         return
-    is_whole = (staged / CONFIG).is_file()
-    is_ready = (staged / WEIGHTS).is_file() or not _is_run(folder)
-    if is_whole and not is_ready:
+    is_whole = (staged / CONFIG).is_file()  # the file that is moved first
+    has_weights = (staged / WEIGHTS).is_file()
+    if is_whole and not has_weights and _is_run(folder):
         return
     try:
         if is_whole:
-            # No reader finds a model without weights, which go first and come last.
+            # Weights come last in `RUN_FILES`. They go first and come last, so that no model without them is found.
             for name in reversed(RUN_FILES):
                 if os.path.lexists(folder / name):
                     (folder / name).rename(files.temporary_path(folder))  # which `clean` removes

@@ -56,20 +56,22 @@ def find(name: str | None) -> Path:
 
 
 def choose(name: str | None) -> tuple[Path, str | None, list[str]]:
-    """A model folder, the reason for choosing it if the user did not name it, and what was passed over as damaged.
+    """Chooses the model to use: `name`, else the one that `XLCLI_MODEL` names, else the newest in `./models`.
 
-    It is the model `name`, else the one that `XLCLI_MODEL` names, else the newest in `./models` whose training has
-    finished, else the bundled one. A plain name is searched in `./models`, then as a folder, then among the bundled
-    models. `CheckpointError` if there is no such model, with a remedy that names similar ones.
+    Of those in `./models` it takes the newest whose training has finished, and a bundled model if there is none. A
+    plain name is searched in `./models`, then as a folder, then among the bundled models. Returns the model folder, the
+    reason for this choice if it was not named by `name`, and remarks on damaged models that were passed over.
+    `CheckpointError` if there is no such model, with a remedy that names similar ones.
     """
     local, bundled = _local(), _bundled()
+    known = (*local, *bundled)
     if name == "":
         raise CheckpointError("the name of a model is empty.", "Type a name; xlcli models lists them.")
     if name is not None:
-        return _named(name, "", (*local, *bundled)), None, []
-    name = os.environ.get(VARIABLE)
-    if name:
-        return _named(name, f" (from {VARIABLE})", (*local, *bundled)), VARIABLE, []
+        return _named(name, "", known), None, []
+    name_in_environment = os.environ.get(VARIABLE)
+    if name_in_environment:
+        return _named(name_in_environment, f" (from {VARIABLE})", known), VARIABLE, []
     unfinished: list[str] = []
     damaged: list[str] = []
     for folder in local:
@@ -161,7 +163,10 @@ def summarize(folder: Path) -> ModelSummary:
 
 
 def _named(wanted: str, source: str, known: Sequence[Path]) -> Path:
-    """The model that the user names; `CheckpointError` whose remedy fits what is there instead."""
+    """Finds the model folder that the user has named; `source` says where, for messages, if not on the command line.
+
+    `known` are the folders of all models that have names. `CheckpointError` says what is there instead.
+    """
     cwd = Path.cwd()
     places = [cwd / wanted]
     is_plain = Path(wanted).name == wanted and wanted not in (".", "..")

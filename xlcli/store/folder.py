@@ -95,7 +95,10 @@ class LoadedModel:
         return path
 
     def held_out_documents(self, split: Literal["valid", "test"]) -> list[int] | None:
-        """Offsets at which the documents of a held-out text begin, if separated; `CheckpointError` for damage."""
+        """Reads the offsets at which the documents of a held-out text begin; None if the text has no documents.
+
+        `CheckpointError` if the file that lists them is damaged.
+        """
         text, path = self.held_out(split), self.folder / DOCUMENTS[split]
         if text is None or path.name not in self.files:
             return None
@@ -105,9 +108,9 @@ class LoadedModel:
             starts = [int(line) for line in disk.read_bounded(path, 16 * size + 16).splitlines()]
         except ValueError:
             starts = []
-        begins_with_text = starts[:1] == [0]
-        is_ascending = all(earlier < later for earlier, later in pairwise(starts))
-        if not begins_with_text or not is_ascending or starts[-1] >= max(size, 1):
+        begin_with_text = starts[:1] == [0]
+        are_ascending = all(earlier < later for earlier, later in pairwise(starts))
+        if not begin_with_text or not are_ascending or starts[-1] >= max(size, 1):
             raise CheckpointError(f"{path} does not list the documents of {HELD_OUT[split]}.", disk.RESTORE)
         return starts
 
@@ -219,31 +222,24 @@ def load(folder: Path, options: InferenceConfig | None = None, *, device: str | 
 
 
 def _load(folder: Path, options: InferenceConfig, device: str | torch.device) -> LoadedModel:
+    """Reads the model in `folder` once; an error may mean that training has replaced one of its files meanwhile."""
     header = layout.read_config_file(folder)
     for name in TOKENIZER:
         if name in header.files:
             layout.verify_file(folder, name, header.files)
     trained = header.config.model
     shape = options.shape(trained)
-    weight_dtype = options.weights
     # The tokenizer first: the weights then take the memory that it was made from.
     tokenizer = load_tokenizer(folder)
     network, metadata = read_network(folder, shape, header.encoding, device)
     network.limit_distances(*header.config.train.limits(trained, options.clamp_len))
-    # The three files belong together: each could be of another model, and would load.
-    path = folder / WEIGHTS
-    if metadata.get("config", "") != header.fingerprint:
-        raise CheckpointError(f"{path} was saved with another model configuration than {CONFIG}.", KEEP_TOGETHER)
-    if metadata.get("tokenizer", "") != tokenizer.fingerprint:
-        raise CheckpointError(f"{path} was trained with another tokenizer than the one in {folder}.", KEEP_TOGETHER)
-    if tokenizer.vocab_size != trained.vocab_size:
-        problem = f"the tokenizer in {folder} has {tokenizer.vocab_size:,} tokens, its model {trained.vocab_size:,}."
-        raise CheckpointError(problem, KEEP_TOGETHER)
+    _check_belong_together(folder, header, metadata, tokenizer)
     name, warnings = folder.resolve().name, []
-    bad = [key for key, tensor in weights(network).items() if not is_finite(tensor)]
-    if bad:
-        warnings.append(f"weights of {name} hold NaN or infinity, first in '{bad[0]}'; its output will make no sense.")
-    encoding = header.encoding
+    not_finite = [key for key, tensor in weights(network).items() if not is_finite(tensor)]
+    if not_finite:
+        problem = f"weights of {name} hold NaN or infinity, first in '{not_finite[0]}'"
+        warnings.append(f"{problem}; its output will make no sense.")
+    weight_dtype, encoding = options.weights, header.encoding
     if weight_dtype != "float32":
         round_weights(network, weight_dtype)
         encoding = weight_dtype
@@ -267,6 +263,20 @@ def _load(folder: Path, options: InferenceConfig, device: str | torch.device) ->
         weight_dtype=weight_dtype,
         encoding=encoding,
     )
+
+
+def _check_belong_together(
+    folder: Path, header: layout.ConfigFile, metadata: Mapping[str, str], tokenizer: Tokenizer
+) -> None:
+    """`CheckpointError` if configuration, weights and tokenizer are of different models: each alone would load."""
+    path, vocab_size = folder / WEIGHTS, header.config.model.vocab_size
+    if metadata.get("config", "") != header.fingerprint:
+        raise CheckpointError(f"{path} was saved with another model configuration than {CONFIG}.", KEEP_TOGETHER)
+    if metadata.get("tokenizer", "") != tokenizer.fingerprint:
+        raise CheckpointError(f"{path} was trained with another tokenizer than the one in {folder}.", KEEP_TOGETHER)
+    if tokenizer.vocab_size != vocab_size:
+        problem = f"the tokenizer in {folder} has {tokenizer.vocab_size:,} tokens, its model {vocab_size:,}."
+        raise CheckpointError(problem, KEEP_TOGETHER)
 
 
 def _versions(folder: Path) -> dict[str, tuple[int, int, int]]:
@@ -325,14 +335,16 @@ def require_free(target: Path) -> None:
 
 @contextmanager
 def new_folder(target: Path) -> Iterator[Path]:
-    """An empty temporary folder, which is renamed to `target` at the end of the block, or removed on an error.
+    """Makes the folder `target` with all that the body of the `with` writes, or not at all.
 
-    The caller makes the files inside durable. It is locked, so that no other process removes it; what killed processes
-    left beside it is removed. `ConfigError` if `target` exists, `ResourceError` if the disk is full or fails.
+    The body gets an empty folder with a temporary name, in which it writes durable files. At its end the folder is
+    renamed to `target`; after an error it is removed, and so are parents made here. It is locked, because every process
+    removes the unlocked rest of others, as this one does at first. `ConfigError` if `target` exists, `ResourceError` if
+    the disk is full or fails.
     """
     require_free(target)
     temporary = disk.temporary_path(target.parent, MODEL)
-    made = [path for path in target.parents if not os.path.lexists(path)]
+    missing_parents = [path for path in target.parents if not os.path.lexists(path)]
     try:
         disk.make_folder(target.parent)
         clean_models(target.parent)
@@ -340,20 +352,25 @@ def new_folder(target: Path) -> Iterator[Path]:
         try:
             with lock(temporary):
                 yield temporary
-                require_free(target)
-                try:
-                    temporary.rename(target)
-                except OSError:
-                    require_free(target)  # another process may have made it
-                    raise
-                for name in (HOLDER, LOCK):
+                _rename_to_free(temporary, target)
+                for name in (HOLDER, LOCK):  # they have moved, too
                     with suppress(OSError):
                         (target / name).unlink()
         except BaseException:
             with suppress(OSError):
                 shutil.rmtree(temporary)
-                disk.remove_empty(made)
+                disk.remove_empty(missing_parents)
             raise
         disk.sync_folder(target.parent)
     except OSError as error:
         raise disk.cannot_write(target, error) from error
+
+
+def _rename_to_free(folder: Path, target: Path) -> None:
+    """Renames a folder; `ConfigError` if `target` exists, also if another process has made it at this moment."""
+    require_free(target)
+    try:
+        folder.rename(target)
+    except OSError:
+        require_free(target)
+        raise

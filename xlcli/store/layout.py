@@ -44,7 +44,6 @@ TENSORBOARD = "tensorboard"  # folder of TensorBoard
 TOKENIZER = ("tokenizer.json", "tokenizer.model", "tokenizer.words", "vocabulary.json")
 """Files of a tokenizer: its description and, depending on the kind, its vocabulary."""
 CHECKED = (*TOKENIZER, *HELD_OUT.values(), *DOCUMENTS.values())  # files whose checksums `config.json` has
-
 ENCODINGS = {"float32": "F32", "bfloat16": "BF16", "float16": "F16", "float64": "F64", "int8": "I8"}
 """Name in `config.json` to safetensors type of matrices and, except for int8, of all floating-point tensors."""
 SCALE = ":scale"  # suffix of the name of the scales of an int8 tensor

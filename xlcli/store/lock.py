@@ -40,10 +40,10 @@ SECONDS_TO_LOCK = 60  # time that a process has to lock a folder that it has mad
 
 @contextmanager
 def lock(folder: Path) -> Iterator[str]:
-    """Locks the model folder; `BusyError`, within a second, if another process holds the lock.
+    """Locks a model folder for the body of the `with`; `BusyError`, within a second, if another process has the lock.
 
-    A missing folder is made with its parents, and removed with them at the end if nothing was written in it. Yields a
-    warning to show if the file system has no locks, else "".
+    A missing folder is made with its parents, and removed with them at the end if nothing was written in it. The body
+    gets a warning to show if the file system has no locks, else "".
     """
     from filelock import FileLock, Timeout
 
@@ -51,7 +51,7 @@ def lock(folder: Path) -> Iterator[str]:
     guard = FileLock(path)
     missing_folders = [place for place in (folder, *folder.parents) if not os.path.lexists(place)]
     try:
-        with warnings.catch_warnings(record=True) as caught:
+        with warnings.catch_warnings(record=True) as warnings_of_library:
             warnings.simplefilter("always")
             _acquire(guard, path)
     except Timeout:
@@ -59,7 +59,7 @@ def lock(folder: Path) -> Iterator[str]:
     except OSError as error:
         remove_empty(missing_folders)
         raise cannot_write(path, error) from error
-    has_locks = not caught  # the library warns, and goes on, if the file system has none
+    has_locks = not warnings_of_library  # it warns, and goes on, if the file system has none
     warning = ""
     if not has_locks:
         problem = f"the file system of {folder} has no locks, so a second writer may not be noticed"
@@ -70,8 +70,8 @@ def lock(folder: Path) -> Iterator[str]:
     finally:
         with suppress(OSError):
             (folder / HOLDER).unlink(missing_ok=True)
-            nothing_written = list(folder.iterdir()) == [path]
-            if missing_folders and nothing_written and has_locks:
+            was_made_here, is_empty = bool(missing_folders), list(folder.iterdir()) == [path]
+            if was_made_here and is_empty and has_locks:
                 path.unlink()  # while it is locked: a lock of a removed file is not valid
                 remove_empty(missing_folders)
         guard.release()
@@ -79,7 +79,10 @@ def lock(folder: Path) -> Iterator[str]:
 
 @contextmanager
 def lock_state(path: Path) -> Iterator[None]:
-    """Locks a state file by `.NAME.lock` beside it, which is removed at the end; `BusyError` if another process has."""
+    """Locks a state file for the body of the `with`, by a file `.NAME.lock` beside it that is removed at the end.
+
+    `BusyError` if another process has locked it.
+    """
     from filelock import FileLock, Timeout
 
     name = path.with_name(f".{path.name}.lock")
@@ -127,7 +130,6 @@ def _busy(folder: Path) -> BusyError:
 # Unfinished files and folders
 
 STAGED = ".replacement"  # folder of a run that is to replace the one in its model folder
-
 RUN_FILES = (CONFIG, *layout.CHECKED, RECORD, METRICS, KEPT, CHECKPOINTS, WEIGHTS)
 """Everything that belongs to a run, in the order in which it is put in place and in the opposite order removed. Without
 weights a reader finds no model; without a configuration a corpus reader would take the texts for its own."""

@@ -19,7 +19,6 @@ from xlcli.store.layout import TOKENIZER, SavedConfig, read_config_file, read_re
 INIT = "init"  # key of `record.json`: the model that a run started from
 TRAIN_FILES, MOST_TRAIN_FILES = "train_files", 2000  # key: digests of the files that were trained on (at most 40 kB)
 NEW = "none"  # value of `--init` in place of a model: new weights
-
 _OF_THE_RUN = frozenset(  # keys of `train` with their own defaults in the new run; others are the model's
     {"lr", "adam_lr", "lr_schedule", "decay_fraction", "min_lr_ratio", "warmup_steps"}
     | {"max_steps", "max_tokens", "max_time", "eval_every", "patience", "save_every", "keep_checkpoints", "keep_at"}

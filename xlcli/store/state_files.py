@@ -222,7 +222,10 @@ def _as_tensor(data: bytes) -> Tensor:
 
 
 def _unpack(model_state: State, tensors: Mapping[str, Tensor], tokenizer: Tokenizer) -> SessionState:
-    """The inverse of `_pack`; `KeyError`, `ValueError` or `RuntimeError` when an entry is missing or malformed."""
+    """Makes a session of the tensors of `_pack`, each checked, and of a restored memory.
+
+    `KeyError`, `ValueError` or `RuntimeError` if an entry is missing or malformed.
+    """
     types = {"text": torch.uint8, "values": torch.uint8, "ids": torch.int32, "sizes": torch.int32}
     for name, tensor in tensors.items():
         if tensor.dtype != types[name] or tensor.ndim != 1:
@@ -262,16 +265,17 @@ def _check_row(row: str) -> None:
 
 
 def _check_pending(pending: PendingText, tokenizer: Tokenizer) -> None:
-    """`ValueError` if unread text, its tokens and its documents contradict each other."""
+    """Checks that unread text, the tokens of its beginning and its documents fit together, else `ValueError`."""
     ids, sizes, n_tokenized = pending.ids, pending.sizes, pending.n_tokenized
-    is_possible = len(sizes) == len(ids) and not (sizes < 0).any() and n_tokenized <= len(pending.data)
-    if is_possible and tokenizer.id_sizes is not None:
-        stands_in = (ids == tokenizer.stand_in) & (sizes == 1)  # tokens of bytes that have none, which are left out
-        places = (np.cumsum(sizes) - sizes)[stands_in]
-        text = np.delete(np.frombuffer(pending.data, np.uint8, n_tokenized), places).tobytes()
-        have_these_sizes = (tokenizer.id_sizes[ids] == sizes)[~stands_in].all()
-        is_possible = have_these_sizes and tokenizer.decode(ids[~stands_in]) == text
-    if not is_possible:
+    fit_together = len(sizes) == len(ids) and not (sizes < 0).any() and n_tokenized <= len(pending.data)
+    if fit_together and tokenizer.id_sizes is not None:
+        # A byte that has no token is one stand-in, so stand-ins and their bytes are left out of the comparison.
+        is_stand_in = (ids == tokenizer.stand_in) & (sizes == 1)
+        starts = np.cumsum(sizes) - sizes  # of the tokens in the text
+        text = np.delete(np.frombuffer(pending.data, np.uint8, n_tokenized), starts[is_stand_in]).tobytes()
+        have_right_sizes = (tokenizer.id_sizes[ids] == sizes)[~is_stand_in].all()
+        fit_together = have_right_sizes and tokenizer.decode(ids[~is_stand_in]) == text
+    if not fit_together:
         raise ValueError("unread text and its tokens do not fit together")
     before_text, after_text = -1, len(pending.data) + 1
     for earlier, later in itertools.pairwise((before_text, *pending.documents, after_text)):

@@ -95,7 +95,10 @@ def _default_tokens(config: Config, n_tokens: int, *, has_new_weights: bool) -> 
 
 
 def _inherited_rates(optimizer: str, model: LoadedModel, n_tokens: int) -> tuple[float, float]:
-    """Learning rates of this optimizer, and of AdamW beside Muon, for `n_tokens` of text, from those of the model."""
+    """Derives the learning rates of a run that starts from `model`, for a text of `n_tokens`, from that model's rates.
+
+    The first is the rate of `optimizer`, the second that of AdamW, which trains what Muon does not.
+    """
     if imported(model.record):
         return IMPORTED_RATE, IMPORTED_RATE
     trained = model.config.train
@@ -109,7 +112,7 @@ def _inherited_rates(optimizer: str, model: LoadedModel, n_tokens: int) -> tuple
     started_from_another = bool(origin_of(model.record))
     if started_from_another and size is not None:
         _, n_tokens_of_model = size
-        factor /= rate_factor(n_tokens_of_model)  # its rates were lowered for the tokens of its own text already
+        factor /= rate_factor(n_tokens_of_model)  # the model's rates were lowered for its own text already
     return factor * lr, factor * adam_lr
 
 
@@ -124,16 +127,19 @@ def rate_factor(n_tokens: int) -> float:
 
 
 def resumed(saved: Config, changes: Tree) -> Config:
-    """The saved configuration of a run with the user's changes.
+    """Returns the configuration of a resumed run: the saved one with the user's `changes`, which are checked.
 
     A budget unlike the saved one replaces all: with `max_steps` 200, a run saved with `max_steps` 100 and `max_time` 60
     has no `max_time` any more. `InvalidSettingError` if a changed key is not in `CHANGEABLE`, or no budget is left.
     """
     wanted = settings.change(saved, changes).train
     given_budgets = [key for key in BUDGETS if key in changes.get("train", {})]
-    if any(getattr(wanted, key) not in (None, getattr(saved.train, key)) for key in given_budgets):
-        no_budgets = {"train": dict.fromkeys(BUDGETS)}
-        changes = settings.merge(no_budgets, changes)
+    for key in given_budgets:
+        is_new_budget = getattr(wanted, key) not in (None, getattr(saved.train, key))
+        if is_new_budget:
+            no_budgets = {"train": dict.fromkeys(BUDGETS)}
+            changes = settings.merge(no_budgets, changes)
+            break
     if changes.get("text", {}).get("tokenizer") == "auto":
         changes = settings.merge(changes, {"text": {"tokenizer": saved.text.tokenizer}})
     config = settings.change(saved, changes)

@@ -64,15 +64,15 @@ def _write_model(
     store.save_model(folder, run.config, weights, data.tokenizer, metadata, encoding=run.config.train.weights)
 
 
-def keep_points(run: TrainingRun, data: Prepared, folder: Path, before: int) -> Iterator[Saved]:
-    """Keeps the model of each point of `train.keep_at` that the last step has reached, with the held-out texts.
+def keep_points(run: TrainingRun, data: Prepared, folder: Path, tokens_before: int) -> Iterator[Saved]:
+    """Writes a model folder for each number of tokens in `train.keep_at` that the last step has reached.
 
-    All ranks must take all events. A point is kept before the checkpoint of its step, so none is lost; it is written
-    again only if its step was undone. `before`: tokens trained on before the step. The run does not change.
+    `tokens_before` are the tokens that the run was trained on before the step. The caller does this before it writes
+    the checkpoint of the step, so no point is lost. All ranks must take all events. The run does not change.
     `DivergedError` if it cannot continue from the present weights.
     """
     counters, is_first = run.counters, run.runtime.ranks.is_first
-    points = [point for point in run.config.train.keep_at if before < point <= counters.tokens]
+    points = [point for point in run.config.train.keep_at if tokens_before < point <= counters.tokens]
     if not points:
         return
     check_finite(run)
@@ -100,10 +100,11 @@ def save(run: TrainingRun, data: Prepared, place: Path) -> Path:
 
 
 def restore(run: TrainingRun, data: Prepared, path: Path) -> list[Notice]:
-    """Continues from a verified checkpoint, with the best weights up to it in the folder; all ranks must call it.
+    """Puts `run` into the state of the verified checkpoint at `path`, and the best weights up to it into its folder.
 
-    `run` was just built from the same configuration, or goes back. Returns warnings about losses and differences that
-    make it deviate from the uninterrupted one. `CheckpointError` if the checkpoint is of another run, text or format.
+    `run` was just built from the same configuration, or goes back. All ranks must call it. Returns warnings about what
+    is lost or makes results differ from an uninterrupted run. `CheckpointError` if the checkpoint is of another run,
+    text or format.
     """
     ranks = run.runtime.ranks
     warnings: list[str] = []
@@ -135,18 +136,19 @@ def restore(run: TrainingRun, data: Prepared, path: Path) -> list[Notice]:
 
 
 def _restore_best(run: TrainingRun, data: Prepared, saved: Checkpoint) -> list[str]:
-    """Writes the best weights up to this checkpoint into the model folder, in the encoding of the run.
+    """Makes the model folder hold the best weights up to a checkpoint, in the encoding of the run.
 
-    The model may hold later ones, of steps that are undone. Without a best step the weights in the folder stay. If the
-    copy in the checkpoint is damaged, the model may hold the same weights. If it does not, `run` counts no best step,
-    the validation that is then due keeps the present weights, and a warning is returned.
+    The model file may hold later weights, of steps that are undone now. The checkpoint has a copy of the best ones. If
+    neither has them, `run` counts no best step, a warning is returned, and a validation is due, which saves the present
+    weights. If nothing was validated so far, any weights in the folder stay.
     """
     folder = saved.path.parents[1]
     best_step, encoding = run.counters.best_step, run.config.train.weights
     model_file = folder / WEIGHTS
     checksums = manifest(saved.path)
+    _, digest_of_best = checksums.get(BEST, (0, ""))
     with suppress(CheckpointError):
-        has_best = best_step is None or sha256(model_file) == checksums.get(BEST, (0, ""))[1]
+        has_best = best_step is None or sha256(model_file) == digest_of_best
         if has_best and read_header(model_file)[1].get("encoding") == encoding:
             return []  # there is nothing to write
     copies = [model_file]

@@ -20,7 +20,6 @@ from xlcli.training.schedule import Clock, Counters, IntervalTrigger, overfits
 from xlcli.training.validation import MOST_RESERVED, check_finite, seconds_at_end, validation_bits
 
 VALIDATION_SHARE = 0.1  # maximum share of a time budget for validation at the default interval
-
 OVERFITS = (
     "the model overfits: since step {} (weights kept), validation has risen while the training loss fell; "
     "try more text, --set model.dropout=0.2 or --patience 3"
@@ -61,51 +60,42 @@ class Loop:
                 keep_weights(self.run, self.data, self.folder, None)
 
     def _train(self) -> Iterator[Event]:
+        """Takes one step after the other until the run is over, and validates and saves between them."""
         self.clock.synchronize()
         # Intervals that ended before this process are not due again.
         for trigger in (self.validations, self.checkpoints):
             self._take_ended(trigger)
-        is_over = yield from self._check()
+        is_over = yield from self._validate_and_save()
         beginning = self.run.counters.model_copy(update={"seconds": self.clock.now()})
         while not is_over:
-            before = self.run.counters.tokens
+            tokens_before = self.run.counters.tokens
             update = self.run.train_step(self.run.fraction(self.clock.seconds))
             yield self._log_step(update, beginning)
-            yield from keep_points(self.run, self.data, self.folder, before)
-            is_over = yield from self._check()
+            yield from keep_points(self.run, self.data, self.folder, tokens_before)
+            is_over = yield from self._validate_and_save()
 
-    def _check(self) -> Generator[Event, None, bool]:
-        """Between two steps: validates and saves if this is due. Returns True if the run is over."""
+    def _validate_and_save(self) -> Generator[Event, None, bool]:
+        """Validates the weights and writes a checkpoint, each if it is due. Returns whether the run is over."""
         run, clock = self.run, self.clock
         clock.synchronize()
         is_spent = run.fraction(clock.seconds) == 1.0  # the budget, before a validation
-        validates = self._needs_validation(is_spent=is_spent)
+        has_interval_ended = self._take_ended(self.validations)
+        if has_interval_ended and not is_spent and not self._exceeds_share():
+            run.count(validation_due=True)  # in a checkpoint, too, until the weights are validated
+        is_last_validation_due = is_spent and not run.counters.is_validated
+        validates = run.counters.validation_due or is_last_validation_due
         if validates:
             check_finite(run)
             yield from self._validate()
             self._take_ended(self.validations)  # intervals that ended during it are not due again
         is_over = run.fraction(clock.seconds) == 1.0 or clock.stops  # also if validation has used up the time
-        has_interval_ended = self._take_ended(self.checkpoints)
-        saves = is_over or (has_interval_ended and not is_spent)
+        is_checkpoint_due = self._take_ended(self.checkpoints) and not is_spent
         has_changed = self.saved != run.counters.progress
-        if saves and has_changed:
+        if has_changed and (is_over or is_checkpoint_due):
             if not validates:
                 check_finite(run)
             yield self._save()
         return is_over
-
-    def _needs_validation(self, *, is_spent: bool) -> bool:
-        """True if weights are to be validated now: an interval has ended, or the budget is spent.
-
-        An interval that has ended counts as due in the counters of the run until it is validated.
-        """
-        run = self.run
-        has_interval_ended = self._take_ended(self.validations)
-        if has_interval_ended and not is_spent and not self._exceeds_share():
-            run.count(validation_due=True)
-        if is_spent and not run.counters.is_validated:
-            return True
-        return run.counters.validation_due
 
     def _save(self) -> Saved:
         """Writes a checkpoint of the present state, which is finite."""
@@ -115,9 +105,9 @@ class Loop:
         return Saved(self.run.counters.step, path)
 
     def _take_ended(self, trigger: IntervalTrigger) -> bool:
-        """True if an interval of the trigger has ended since the last call. The next call counts from here."""
+        """Moves a trigger on to the present step and time; returns whether an interval of it has ended meanwhile."""
         seconds = self.clock.seconds
-        return trigger.due(self.run.counters.step, seconds, self.run.fraction(seconds))
+        return trigger.move_on(self.run.counters.step, seconds, self.run.fraction(seconds))
 
     def _exceeds_share(self) -> bool:
         """True if validation takes too much of a time budget."""
@@ -130,10 +120,11 @@ class Loop:
         return self.clock.validation > VALIDATION_SHARE * seconds
 
     def _validate(self) -> Iterator[Event]:
-        """Scores the weights, which are finite, on the validation text; saves them as the model if none were better.
+        """Scores the weights on the validation text, and saves them as the model if no earlier ones were better.
 
-        Without such a text they are saved without a score. With `average_share` it is their averages that are scored
-        and saved. If the run is to be stopped meanwhile, nothing is saved, and validation stays due.
+        The caller has checked that they are finite. Without a validation text they are saved without a score. With
+        `average_share` it is their averages that are scored and saved. If the run is to be stopped meanwhile, nothing
+        is saved, and validation stays due.
         """
         run, valid = self.run, self.data.valid_ids
         began = self.clock.now()
@@ -141,8 +132,7 @@ class Loop:
         with run.optimizers.averaged():
             if len(valid):
                 bits = validation_bits(run, valid, self.clock.stop)
-                is_stopped = bits is None
-                if is_stopped:
+                if bits is None:  # the run is to be stopped
                     self.clock.synchronize()
                     return
             best_bits = run.counters.best_bits
@@ -153,7 +143,7 @@ class Loop:
         is_first = run.counters.validated_step is None
         run.count(validated_step=run.counters.step, validation_due=False)
         seconds = self.clock.synchronize(self.clock.now() - began)
-        reserve = seconds_at_end(run, valid, seconds)  # what the last validation will need of a time budget
+        reserve = seconds_at_end(run, valid, seconds)  # what the end of the run will need of a time budget
         run.count(reserve=reserve)
         max_time = run.config.train.max_time
         if is_first and max_time is not None and reserve == MOST_RESERVED * max_time:
@@ -162,32 +152,40 @@ class Loop:
             yield from self._judge(bits, is_best=is_best)
 
     def _judge(self, bits: float, *, is_best: bool) -> Iterator[Event]:
-        """Logs the bits per byte of a validation, and says if it shows that the run should end, or that it overfits."""
+        """Logs a validation of so many bits per byte, and tells the user if the run should end early or overfits.
+
+        Patience counts this validation, and may shorten the run.
+        """
         run, before = self.run, self.run.counters
-        spent = run.spent(self.clock.seconds)  # share of the budget
-        if spent < 1.0:
-            run.count(**run.patience.observe(spent, best=is_best))
+        share_spent = run.spent(self.clock.seconds)
+        if share_spent < 1.0:
+            run.count(**run.patience.observe(share_spent, best=is_best))
         self._log({"step": before.step, "tokens": before.tokens, "validation_bits_per_byte": bits, "best": is_best})
         yield Validation(before.step, before.tokens, self.clock.seconds, bits, is_best)
-        if run.counters.plateau != before.plateau:  # patience has just run out
+        has_patience_run_out = run.counters.plateau != before.plateau
+        if has_patience_run_out:
             yield Notice(run.patience.describe())
-        is_first = run.runtime.ranks.is_first  # which alone writes metrics
-        if is_first and not is_best and overfits(layout.read_metrics(place_of_run(self.folder))):
+        writes_metrics = run.runtime.ranks.is_first
+        if writes_metrics and not is_best and overfits(layout.read_metrics(place_of_run(self.folder))):
             yield Notice(OVERFITS.format(run.counters.best_step))
 
     def _log_step(self, update: Update, beginning: Counters) -> Step:
-        """Appends a step to the metrics; returns it. `beginning`: counters when this process, or attempt, began."""
+        """Appends the step that was just taken to the metrics, and returns it with an estimate of the time left.
+
+        The pace is that since `beginning`: the counters when this process, or attempt after a roll-back, began.
+        """
         run, counters = self.run, self.run.counters
         seconds = self.clock.now()
         elapsed = max(seconds - beginning.seconds, 1e-9)
         n_steps = counters.step - beginning.step
         n_tokens = counters.tokens - beginning.tokens
-        # The run ends with the budget that is spent first at the present pace.
+        # The run ends with the budget that is spent first at this pace.
         seconds_per_unit = {"max_steps": elapsed / n_steps, "max_tokens": elapsed / n_tokens, "max_time": 1.0}
         seconds_left = math.inf
         for key, budget in run.budgets(seconds).items():
             units_left = run.patience.end * budget.limit - budget.used  # steps, tokens or seconds
             seconds_left = min(seconds_left, units_left * seconds_per_unit[key])
+        seconds_left = max(0.0, seconds_left)
         step = Step(
             step=counters.step,
             tokens=counters.tokens,
@@ -195,14 +193,14 @@ class Loop:
             bits_per_byte=update.nats / math.log(2) / run.bytes_per_token,
             tokens_per_second=n_tokens / elapsed,
             fraction=run.fraction(seconds),
-            eta_seconds=max(0.0, seconds_left),
-            last_step=counters.step + round(max(0.0, seconds_left) * n_steps / elapsed),
+            eta_seconds=seconds_left,
+            last_step=counters.step + round(seconds_left * n_steps / elapsed),
             **update._asdict(),
         )
         row = {key: value for key, value in asdict(step).items() if value is not None}
         row["seconds"] = round(seconds, 3)
         row["tokens_per_second"] = round(step.tokens_per_second, 1)
-        del row["fraction"], row["eta_seconds"], row["last_step"]
+        del row["fraction"], row["eta_seconds"], row["last_step"]  # which are for the screen
         if counters.rollbacks:
             row["rollbacks"] = counters.rollbacks
         self._log(row)
@@ -213,18 +211,19 @@ class Loop:
             layout.append_metrics(place_of_run(self.folder), row)
 
     def _roll_back(self, error: DivergedError) -> Iterator[Notice]:
-        """Restores the latest checkpoint, with lower learning rates and at the present place in the text.
+        """Takes a run that has diverged back to its latest checkpoint, with lower rates, behind the text it has read.
 
         The time that was spent stays spent. The next checkpoint has the new rates; a run that is killed before it
-        diverges again and is rolled back in the same way, so that it equals an uninterrupted one. Raises `error` if the
-        run is not to be rolled back, or was before.
+        diverges again and is rolled back in the same way, so that it equals an uninterrupted one. Raises `error`, the
+        divergence, if the settings forbid it, the run was rolled back before, or there is no checkpoint.
         """
         run, ranks = self.run, self.run.runtime.ranks
-        place = place_of_run(self.folder)
-        if run.config.train.on_divergence == "stop" or run.counters.rollbacks:
+        was_rolled_back = run.counters.rollbacks > 0
+        if run.config.train.on_divergence == "stop" or was_rolled_back:
             raise error
+        place = place_of_run(self.folder)
         newest = None
-        if ranks.is_first:
+        if ranks.is_first:  # it alone verifies files, and tells the others
             newest = latest(place / layout.CHECKPOINTS).path
         path = ranks.broadcast(None if newest is None else str(newest))
         if path is None:

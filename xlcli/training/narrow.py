@@ -25,35 +25,36 @@ from xlcli.runtime import Runtime
 def narrow_weights(
     model: LanguageModel, config: Config, runtime: Runtime
 ) -> Callable[[], AbstractContextManager[None]]:
-    """The context of the forward and backward pass of a microbatch: that of `copied`, or one that does nothing.
+    """Chooses the context in which forward and backward pass run: that of `copied` where copies save time, else none.
 
-    It does nothing without 16-bit products on a GPU, where the compiler joins copies with other operators, and where
-    ranks exchange gradients during the backward pass: those of copies are complete at its end.
+    They save time with 16-bit products on a GPU, unless the compiler joins them with other operators. They cannot be
+    used where ranks exchange gradients during the backward pass, because those of copies are complete at its end only.
     """
     is_narrow_on_gpu = runtime.device.type == "cuda" and runtime.dtype != torch.float32
+    exchanges_gradients = runtime.ranks.size > 1
     modules = modules_of_products(model)
-    if not is_narrow_on_gpu or not modules or config.runtime.compile or runtime.ranks.size > 1:
+    if not is_narrow_on_gpu or not modules or config.runtime.compile or exchanges_gradients:
         return nullcontext
     return partial(copied, modules, runtime.dtype)
 
 
 @contextmanager
 def copied(modules: Sequence[nn.Module], dtype: torch.dtype) -> Iterator[None]:
-    """Context in which modules have copies of their parameters in another number type, made by one operator.
+    """Gives modules copies of their parameters in another number type, until the body of the `with` ends.
 
-    A backward pass in it gives gradients to the parameters.
+    One operator makes all copies. A backward pass in the body gives gradients to the parameters.
     """
-    # Only in `_parameters` a tensor that is no parameter can take the place of one.
-    tables = [module._parameters for module in modules]
-    places = [(table, name, p) for table in tables for name, p in table.items() if p is not None]
-    copies = _Copies.apply(dtype, *(parameter for _, _, parameter in places))  # type: ignore[no-untyped-call]
-    for (table, name, _), copy in zip(places, copies, strict=True):
-        table[name] = copy
+    originals: list[tuple[nn.Module, str, nn.Parameter]] = []
+    for module in modules:
+        originals += [(module, name, parameter) for name, parameter in module.named_parameters(recurse=False)]
+    copies = _Copies.apply(dtype, *(parameter for _, _, parameter in originals))  # type: ignore[no-untyped-call]
+    for (module, name, _), copy in zip(originals, copies, strict=True):
+        module._parameters[name] = copy  # `setattr` would refuse a tensor that is no parameter
     try:
         yield
     finally:
-        for table, name, parameter in places:
-            table[name] = parameter
+        for module, name, parameter in originals:
+            module._parameters[name] = parameter
 
 
 def modules_of_products(model: LanguageModel) -> list[nn.Module]:

@@ -36,7 +36,6 @@ from xlcli.text.tokens import TokenFile, sample_tokens, token_file
 from xlcli.training import defaults, memory
 
 SHORT_TEXT = 10_000  # bytes of training text below which a run with new weights warns
-
 ODD_BYTES, ODD_SHARE = 2**20, 0.01  # maximum bytes of text searched for odd lines, and their least share to be named
 DRY_RUN_BYTES = 2**19  # maximum bytes from which a dry run learns a vocabulary and estimates the number of tokens
 
@@ -81,17 +80,17 @@ def prepare_new(
     dry_run: bool = False,
     ranks: Ranks = SINGLE,
 ) -> Generator[Event, None, Prepared]:
-    """Inputs of a new run, which starts from the weights of `model`; see `workflow.train` for the other arguments.
+    """Reads the text of a new run, chooses its configuration, and returns both with the tokens of the text.
 
-    Without `model` it may start from the bundled one, which `load` loads. `ConfigError` if `configs` lacks the preset
-    that fits text and device, `ResourceError` if no configuration fits the machine.
+    The run starts from the weights of `model`, if there is one, or maybe from those of the bundled one, which `load`
+    loads; see `workflow.train`. `ConfigError` if `configs` lacks the preset that fits, `ResourceError` if none fits.
     """
     text = next(iter(configs.values())).text  # equal in all
     if text.binary and text.text_field is not None:
         raise InvalidSettingError("text.text_field", "reads rows, and --binary does not", "Leave one of them out.")
     if model is not None and model.encoding == "int8":
         yield _notice_of_rounding(model)
-    runtime, parts = yield from _read(paths, list(configs.values()), ranks, dry_run=dry_run)
+    runtime, parts = yield from _read_text(paths, list(configs.values()), ranks, dry_run=dry_run)
     n_bytes = parts.train.n_bytes
     similar = _similar_model(configs, runtime, parts)
     if similar is not None:
@@ -118,9 +117,9 @@ def prepare_new(
     ids = yield from _tokenize(parts, tokenizer, origin, by_document=config.train.reset_on_document, dry_run=dry_run)
     data = Prepared(config, runtime, preset, origin, parts, tokenizer, *ids)
     if model is not None:
-        misfit = _misfit(model, data.train_ids)
-        if misfit:
-            yield Notice(f"{misfit}; with --init none, the run learns a new vocabulary", "warning")
+        problem = _vocabulary_problem(model, data.train_ids)
+        if problem:
+            yield Notice(f"{problem}; with --init none, the run learns a new vocabulary", "warning")
         data = replace(data, weights=weights(model.network))
     # Defaults of rates and budgets depend on the number of tokens, which is known now.
     config = defaults.fill_in(
@@ -190,7 +189,10 @@ def prepare_resumed(
     dry_run: bool = False,
     ranks: Ranks = SINGLE,
 ) -> Generator[Event, None, Prepared]:
-    """Inputs of the run in `folder` when it is resumed, with the arguments of `workflow.resume`, and its errors."""
+    """Reads the text of the run in `folder`, which is resumed, and returns it with the configuration to go on with.
+
+    The other arguments are those of `workflow.resume`, and so are the errors.
+    """
     record = read_record(folder)
     saved = read_config_file(folder, strict=True).config
     runtime_settings = {"seed": 0} | record.get("runtime", {})  # the defaults if the record is lost
@@ -205,7 +207,7 @@ def prepare_resumed(
         problem = f"this run started from {origin.get('model', 'scratch')}, not from {init}."
         raise ConfigError(problem, "Leave --init out, or train a new model with -o NAME.")
     config.check_division(ranks.size)
-    runtime, parts = yield from _read(paths, [config], ranks)
+    runtime, parts = yield from _read_text(paths, [config], ranks)
     tokenizer = load_tokenizer(folder)
     ids = yield from _tokenize(parts, tokenizer, origin, by_document=config.train.reset_on_document, dry_run=dry_run)
     return Prepared(config, runtime, saved_preset, origin, parts, tokenizer, *ids)
@@ -231,31 +233,33 @@ def _origin(model: LoadedModel) -> Tree:
     return origin
 
 
-def _read(
+def _read_text(
     paths: Sequence[str], configs: Sequence[Config], ranks: Ranks, *, dry_run: bool = False
 ) -> Generator[Event, None, tuple[Runtime, Split]]:
-    """Runtime and texts of a run; its configurations differ in model and training settings only.
+    """Prepares the runtime of a run, reads its text, and divides it into parts to train on, validate and test.
 
-    `ResourceError` if no configuration fits the machine.
+    The run will have one of `configs`, which differ in model and training settings only; `ResourceError`, before the
+    text is read, if none fits the machine. `DataError` if there is nothing to train on.
     """
     config = configs[0]  # text and runtime settings are equal in all
-    by_clock = config.train.max_time is not None or defaults.is_open(config.train)
-    runtime = make_runtime(config.runtime, training=True, by_clock=by_clock, ranks=ranks)
+    ends_by_clock = config.train.max_time is not None or defaults.is_open(config.train)
+    runtime = make_runtime(config.runtime, training=True, by_clock=ends_by_clock, ranks=ranks)
     if runtime.dtype_name == "float16":
         raise ConfigError("training in float16 is not supported.", "Set runtime.dtype to bfloat16, or to float32.")
-    memory.require(configs, runtime, on_any_machine=dry_run)  # before a long text is read
+    memory.require(configs, runtime, on_any_machine=dry_run)
     text, by_document = config.text, config.train.reset_on_document
-    held_out_files = [path for path in (text.valid, text.test) if isinstance(path, str)]  # others are shares
+    held_out_files = [path for path in (text.valid, text.test) if isinstance(path, str)]  # else fractions of the text
     ranks.require_files([*paths, *held_out_files])
     fields = () if text.text_field is None else (text.text_field,)
     input_format = InputFormat(binary=text.binary, text_fields=fields, any_bytes=text.tokenizer == "bytes")
     corpus = yield from gather(paths, input_format=input_format)
-    seed = config.runtime.seed or 0  # draws whole files as held-out text, if there are many
+    seed = config.runtime.seed or 0  # of a draw of whole files as held-out text, if there are many files
     parts = yield from split(corpus, text.valid, text.test, by_document=by_document, seed=seed)
     yield from _text_notices(parts, binary=text.binary)
     if parts.train.n_bytes == 0:
         raise DataError("the held-out parts leave nothing to train on.", "Give a longer text or a smaller --valid.")
-    if all(block.isspace() for block in parts.train.read()):
+    is_blank = all(block.isspace() for block in parts.train.read())
+    if is_blank:
         name = parts.train.corpus.name
         raise DataError(f"the training text of {name} is nothing but white space.", "Give a file that contains text.")
     if parts.valid.n_bytes == 0 and config.train.patience is not None:
@@ -270,7 +274,8 @@ def _read(
 
 
 def _text_notices(parts: Split, *, binary: bool) -> Iterator[Progress | Notice]:
-    """Notices on each corpus, of which there is one unless held-out texts are files of their own; each notice once."""
+    """Tells the user what is odd about the text, each thing once, and if held-out text repeats text to train on."""
+    # The parts are of one corpus unless held-out texts are files of their own.
     corpora = dict.fromkeys((parts.train.corpus, parts.valid.corpus, parts.test.corpus))
     notices: list[Notice] = []
     for corpus in corpora:
@@ -278,7 +283,7 @@ def _text_notices(parts: Split, *, binary: bool) -> Iterator[Progress | Notice]:
     yield from dict.fromkeys(notices)
     train = parts.train
     is_utf8 = train.corpus.facts.n_chars is not None
-    if is_utf8 and not binary:  # what nobody sees or means in many lines at its beginning
+    if is_utf8 and not binary:  # such as invisible characters in many of the first lines
         beginning = b"".join(train.corpus.read(train.start, min(train.stop, train.start + ODD_BYTES)))
         oddities = Oddities("line", "line", least_share=ODD_SHARE)
         oddities.feed(beginning[: whole_characters(beginning)])
@@ -364,14 +369,17 @@ SHORTEST = 1000  # bytes of text below which their tokens say little of its like
 _SAMPLE_BYTES = 2**18
 
 
-def _misfit(model: LoadedModel, tokens: TokenFile) -> str:
-    """Why the vocabulary of `model` fits these tokens badly (unknown words, or tokens of few bytes), or ""."""
+def _vocabulary_problem(model: LoadedModel, tokens: TokenFile) -> str:
+    """Says why the vocabulary of `model` fits a text with these tokens badly; "" if it fits.
+
+    A vocabulary of words may lack many of them, another one may divide the text into tokens of few bytes.
+    """
     unknown_id = model.tokenizer.unknown_id
     if unknown_id is not None:
-        share = n_unknown(tokens.ids, unknown_id) / len(tokens)
-        if share < MANY_UNKNOWN:
+        unknown_share = n_unknown(tokens.ids, unknown_id) / len(tokens)
+        if unknown_share < MANY_UNKNOWN:
             return ""
-        return f"{100 * share:.0f} % of the words are not in the vocabulary of {model.name} and become <unk>"
+        return f"{100 * unknown_share:.0f} % of the words are not in the vocabulary of {model.name} and become <unk>"
     size = text_size(model.record)
     if size is None or tokens.n_bytes < SHORTEST:
         return ""
@@ -385,9 +393,10 @@ def _misfit(model: LoadedModel, tokens: TokenFile) -> str:
 
 
 def likeness_to(model: Path, parts: Split) -> float:
-    """Bytes per token in a training text, divided by those in the text of the model in this folder.
+    """Says how well the vocabulary of the bundled model in this folder fits a training text: 1 as its own text.
 
-    0 if the text is too short to tell, long enough to train from scratch or not UTF-8, or the model's text is unknown.
+    It is the mean bytes per token in the training text divided by those in the model's. 0 if the text is too short to
+    tell, long enough to train from scratch or not UTF-8, or the length of the model's text is unknown.
     """
     sample = b"".join(parts.train.sample(_SAMPLE_BYTES)).strip()
     is_too_short = len(sample) < SHORTEST

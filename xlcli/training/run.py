@@ -31,7 +31,6 @@ from xlcli.training.parallel import own_rows, parallel
 from xlcli.training.schedule import Counters, Patience
 
 LR_DIVISOR = 3.0  # divisor of the learning rates after a roll-back, and in the remedy for a run that diverged
-
 Microbatch = tuple[Tensor, Tensor, Tensor | None]  # inputs, targets and document positions (b t; on the CPU)
 
 
@@ -112,37 +111,40 @@ class TrainingRun:
     # Steps
 
     def train_step(self, fraction: float) -> Update:
-        """Forward and backward pass of each microbatch, gradient clipping, and one optimizer step.
+        """Trains on the next batch of text by one step of the optimizers, and returns the figures of the step.
 
-        The learning rate is that of the schedule after this fraction of the budget. `states` and counters change.
-        `DivergedError` if loss or gradient is not finite; weights and optimizers are then unchanged.
+        `fraction` is the share of the budget that is spent: the schedule sets the learning rate by it. The memory in
+        `states` and the counters move on. `DivergedError` if loss or gradient is not finite: weights and optimizers are
+        then unchanged, but the text counts as read, so that a run which goes back skips it.
         """
         train, counters = self.config.train, self.counters
         self._redraw_features()
         microbatches = self.next_batch()
-        # The text counts as read even if the run diverges, so that it skips this text when it goes back.
         self.count(n_read=counters.n_read + train.segment_len)
-        nats, steps = self._add_gradients(microbatches)
+        mean_nats, mean_steps = self._compute_gradients(microbatches)
         gradients = self._gradients()
         norm = torch.nn.utils.get_total_norm(gradients)
         if self.runtime.ranks.size > 1:
-            nats, steps, norm = self._over_ranks(nats, steps, norm)
-        if self.runtime.device.type == "cuda":  # which is still busy with this batch
+            mean_nats, mean_steps, norm = self._over_ranks(mean_nats, mean_steps, norm)
+        if self.runtime.device.type == "cuda":  # a GPU still computes this batch while the next one is loaded
             self._ahead = {self.counters.n_read: self._load_batch(self.counters.n_read)}
         # This waits for the device: weights must not change before the loss is known to be finite.
-        nats_now, norm_now, steps_now = torch.stack((nats, norm, steps)).tolist()
-        if not (math.isfinite(nats_now) and math.isfinite(norm_now)):
+        nats, grad_norm, ponder_steps = torch.stack((mean_nats, norm, mean_steps)).tolist()
+        if not math.isfinite(nats) or not math.isfinite(grad_norm):
             raise DivergedError(f"the loss or its gradient is not finite at step {counters.step + 1}.")
-        if train.grad_clip and norm_now > train.grad_clip:
-            scale = train.grad_clip / (norm + 1e-6)
-            torch._foreach_mul_(gradients, scale.to(gradients[0].dtype))
+        if train.grad_clip and grad_norm > train.grad_clip:
+            factor = train.grad_clip / (norm + 1e-6)
+            torch._foreach_mul_(gradients, factor.to(gradients[0].dtype))
         lr_share = lr_factor(train, fraction, counters.step) / LR_DIVISOR**counters.rollbacks
         self.optimizers.step(lr_share, counters.step)
         self.count(step=counters.step + 1, tokens=counters.tokens + train.batch_size * train.segment_len)
-        return Update(nats_now, lr=(train.lr or 0.0) * lr_share, grad_norm=norm_now, mean_steps=steps_now or None)
+        return Update(nats, lr=(train.lr or 0.0) * lr_share, grad_norm=grad_norm, mean_steps=ponder_steps or None)
 
     def _over_ranks(self, nats: Tensor, steps: Tensor, norm: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Mean loss and steps of all ranks, and norm of the whole gradient, in float64. All ranks must call it."""
+        """Returns the means over all ranks of loss and ponder steps, and the norm of the whole gradient, in float64.
+
+        The arguments are those of this rank. All ranks must call it, as they wait for each other.
+        """
         ranks = self.runtime.ranks
         sums = ranks.sum(torch.stack((nats.double(), steps.double(), norm.double().square())))
         mean_nats, mean_steps = (sums[:2] / ranks.size).unbind()
@@ -154,10 +156,11 @@ class TrainingRun:
         """Gradients of the parameters, of divided ones the part of this rank."""
         return [local(p.grad) for p in self.model.parameters() if p.grad is not None]
 
-    def _add_gradients(self, microbatches: list[Microbatch]) -> tuple[Tensor, Tensor]:
+    def _compute_gradients(self, microbatches: list[Microbatch]) -> tuple[Tensor, Tensor]:
         """Replaces the gradients by those of these microbatches, and `states` by the memory after them.
 
-        Returns the mean loss in nats of the tokens of this rank, and their mean ponder steps, if they have any, else 0.
+        Returns the mean loss in nats of the tokens of this rank, and the mean number of ponder steps: blocks that a
+        universal stack applied to a token, 0 in another stack.
         """
         n_tokens = len(self.loader.starts) * self.config.train.segment_len
         stack = self.config.model.stack
@@ -166,24 +169,24 @@ class TrainingRun:
             self.model.zero_grad(set_to_none=True)  # gradients are then written, instead of added to zeros
         else:
             torch._foreach_zero_(self._gradients())
-        nats, steps = torch.zeros((2,), device=self.runtime.device)
+        mean_nats, mean_steps = torch.zeros((2,), device=self.runtime.device)
         for i, (inputs, targets, documents) in enumerate(microbatches):
             is_last = i + 1 == len(microbatches)
-            context = nullcontext if is_last else self.delayed  # ranks average their gradients once
-            with context(), self.narrow_weights():
+            exchange = nullcontext if is_last else self.delayed  # ranks average their gradients once, at the end
+            with exchange(), self.narrow_weights():
                 with self.runtime.autocast():
                     nll, state, ponder, _ = self.score(inputs, targets, self.states[i], documents)
                 loss = nll.sum() / n_tokens
-                nats += loss.detach()
+                mean_nats += loss.detach()
                 if ponder is not None and isinstance(stack, UniversalStackConfig):
                     loss = loss + stack.ponder_weight * ponder.cost.sum() / n_tokens
-                    steps += ponder.steps.sum() / n_tokens
+                    mean_steps += ponder.steps.sum() / n_tokens
                 loss.backward()  # type: ignore[no-untyped-call]
                 self.states[i] = state.overwrite_earlier()
         for parameter in self.model.parameters():
             if parameter.grad is None:  # nothing in this batch depends on it
                 parameter.grad = torch.zeros_like(parameter)
-        return nats, steps
+        return mean_nats, mean_steps
 
     def next_batch(self) -> list[Microbatch]:
         """The batch after what was read, in microbatches."""
@@ -289,18 +292,18 @@ class TrainingRun:
         return {**self.counters.model_dump(), "states": states}
 
     def restore(self, saved: Checkpoint) -> None:
-        """Continues from a checkpoint of a run with the same configuration; random numbers go on as before.
+        """Replaces weights, optimizer state, memory and counters by those of a checkpoint of the same configuration.
 
-        `StateError` if the memory does not fit the model, `CheckpointError` if a tensor is damaged; built-in errors if
-        an entry is missing or malformed.
+        Random-number generators stay as they are. `StateError` if the memory does not fit the model, `CheckpointError`
+        if a tensor is damaged; built-in errors if an entry is missing or malformed.
         """
         present = weights_of(self.model)
         expected = {name: TensorInfo(type_name(tensor.dtype), (*tensor.shape,)) for name, tensor in present.items()}
-        weights = saved.tensors("weights", expected)
+        saved_weights = saved.tensors("weights", expected)
         with torch.no_grad():
             for name, tensor in present.items():
                 # Each rank reads the whole weight, and keeps its part.
-                whole = weights[name].to(tensor.device)
+                whole = saved_weights[name].to(tensor.device)
                 local(tensor).copy_(local(divided(whole, tensor)))
         self.optimizers.load(saved.tensors("optimizer"))
         memory = saved.tensors("memory")

@@ -63,16 +63,16 @@ class Clock:
         return self._before + self._running()
 
     def synchronize(self, validation: float = 0.0) -> float:
-        """Updates the attributes, equally on all ranks, after as many seconds of validation. All ranks must call it.
+        """Sets the attributes to equal values on all ranks, those of the clock of the first rank. All must call it.
 
-        Returns the seconds of validation of the first rank, which count for all.
+        `validation` are the seconds that a validation took, if there was one; returns those of the first rank.
         """
         seconds = self.now()
         if not self.ranks.is_first:
-            # The sum over all ranks is then that of the first one.
+            # Sums over the ranks are then the values of the first one.
             seconds, validation = 0.0, 0.0
-        here = torch.tensor([seconds, validation, float(self.stop())], dtype=torch.float64)
-        self.seconds, validation, n_stops = self.ranks.sum(here).tolist()
+        of_rank = torch.tensor([seconds, validation, float(self.stop())], dtype=torch.float64)
+        self.seconds, validation, n_stops = self.ranks.sum(of_rank).tolist()
         self.stops = n_stops > 0.0
         self.validation += validation
         return float(validation)
@@ -86,8 +86,8 @@ class IntervalTrigger:
     parts: int = 1
     elapsed: int = 0  # number of intervals that have ended
 
-    def due(self, step: int, seconds: float, fraction: float) -> bool:
-        """True if an interval has ended since the last call; counts those that have ended.
+    def move_on(self, step: int, seconds: float, fraction: float) -> bool:
+        """Counts the intervals that have ended by now, and returns whether one has since the last call.
 
         Intervals in steps do not depend on the clock. `fraction` is the share of the budget that is spent.
         """

@@ -157,7 +157,11 @@ def _run(
     paused: Callable[[], float],
     ranks: Ranks,
 ) -> Iterator[Event]:
-    """Begins a run on the first rank, which the others follow, trains until its budget is spent, and scores it."""
+    """Runs the training that `set_up` prepares: until the budget is spent or `stop` is true; then scores the model.
+
+    `set_up` is called on the first rank alone; the other ranks join the run that it begins. It returns None if there is
+    nothing to train. The other arguments are those of `train`; `changes` are those of `resume`.
+    """
     started = time.monotonic() - paused()
     with ExitStack() as contexts:
         # Preparation sets the threads of the process, which has its own again at the end.
@@ -218,7 +222,10 @@ def _join_run(paths: Sequence[str], changes: Tree, stop: Callable[[], bool], ran
 
 
 def _pace(data: Prepared) -> Iterator[Notice]:
-    """Says how many steps fit into the time budget, if there is one, by a step that is taken and forgotten."""
+    """Measures a training step, and tells the user how many fit into the time budget, if there is one.
+
+    The steps that are measured change a model of their own, which nobody keeps.
+    """
     train = data.config.train
     if train.max_time is None:
         return
@@ -234,8 +241,8 @@ def _pace(data: Prepared) -> Iterator[Notice]:
     valid = data.valid_ids
     if len(valid):
         n_valid = len(valid) * data.parts.valid.n_bytes / valid.n_bytes  # the tokens may be those of a sample
-        validation = min(VALIDATION_TOKENS, n_valid) / n_tokens * seconds / PASSES_OF_STEP
-        pace += f", fewer with validations of about {validation:.2g} s each"
+        validation_seconds = min(VALIDATION_TOKENS, n_valid) / n_tokens * seconds / PASSES_OF_STEP
+        pace += f", fewer with validations of about {validation_seconds:.2g} s each"
     yield Notice(pace)
 
 

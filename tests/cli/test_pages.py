@@ -1,4 +1,4 @@
-"""Keys and commands that docs/commands.md gives, against what the program prints."""
+"""Keys and commands that pages give, against what the program prints."""
 
 import csv
 import json
@@ -13,6 +13,7 @@ import pytest
 
 SOURCE = Path(__file__).parents[2]
 PAGE = (SOURCE / "docs" / "commands.md").read_text()
+WORDS = (SOURCE / "docs" / "words.md").read_text()
 BLOCKS = re.MULTILINE | re.DOTALL
 
 needs_jq = pytest.mark.skipif(not shutil.which("jq"), reason="needs jq")
@@ -43,8 +44,8 @@ def test_documented_keys_are_those_that_come_out(run, model, heading, command):
 
 
 def follow(heading: str) -> None:
-    """Runs the scripts and commands below a heading of the page, by the model `tiny`."""
-    section = PAGE.partition(f"# {heading}\n")[2].partition("\n### ")[0]
+    """Runs the scripts and commands below a heading of docs/words.md, by the model `tiny`."""
+    section = re.split(r"\n#+ ", WORDS.partition(f"# {heading}\n")[2])[0]
     for language, code in re.findall(r"^```(\w+)\n(.*?)^```", section, BLOCKS):
         interpreter = {"python": [sys.executable, "-c"], "shell": ["bash", "-euc"]}[language]
         program = f'xlcli() {{ "{sys.executable}" -P -m xlcli "$@"; }}\n' if language == "shell" else ""
@@ -76,7 +77,7 @@ def test_two_editions_against_each_other(run, model):
     first, second = ['"It rained," he said.', "A\tdog ran."], ["He said it rained.", "It was a dog, and it ran."]
     Path("first.txt").write_text("\n\n".join(first) + "\n")
     Path("second.txt").write_text("\n\n".join(second) + "\n")
-    follow("Two editions or translations against each other")
+    follow("Two editions or translations")
     rows = table("differences.csv")
     assert {(row["first"], row["second"]) for row in rows} == set(zip(first, second, strict=True))
     scores = [json.loads(line) for line in Path("rows.jsonl").read_text().splitlines()]

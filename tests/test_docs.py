@@ -327,11 +327,14 @@ def test_contrasts_of_regions(tmp_path):
     assert done.stdout.splitlines() == ["region 1: 2.50 ± 2.14 bits, 3 items", "region 2: 5.00 ± 4.29 bits, 3 items"]
 
 
+NAMESPACES = ["", ' xmlns="http://www.tei-c.org/ns/1.0"']
+
+
 def text_of_tei(folder, document):
-    """What the script for TEI printed, and the text of each file that it wrote, by name."""
+    """What the script for TEI printed, the text of each file that it wrote, by name, and its standard error."""
     (folder / "novel.xml").write_text(document)
-    printed = run_script("start.md", "A text in XML or TEI", folder).stdout
-    return printed, {path.name: path.read_text() for path in sorted((folder / "novel").iterdir())}
+    done = run_script("start.md", "A text in XML or TEI", folder)
+    return done.stdout, {path.name: path.read_text() for path in sorted((folder / "novel").iterdir())}, done.stderr
 
 
 def test_text_of_tei_is_without_header_and_notes(tmp_path):
@@ -339,7 +342,7 @@ def test_text_of_tei_is_without_header_and_notes(tmp_path):
     body = "<head>I. <hi>Down</hi></head><p>The\n   dog<note><p>A note.</p></note> ran.<pb/></p>"
     body += "<lg><l>A rose</l> <l>A lily</l></lg>"
     text = f"<text><front><p>Front</p></front><body><div>{body}</div></body></text>"
-    printed, texts = text_of_tei(tmp_path, f'<TEI xmlns="http://www.tei-c.org/ns/1.0">{header}{text}</TEI>')
+    printed, texts, _ = text_of_tei(tmp_path, f'<TEI xmlns="http://www.tei-c.org/ns/1.0">{header}{text}</TEI>')
     assert texts == {"01-i-down.txt": "I. Down\n\nThe dog ran.\n\nA rose\nA lily\n"}
     assert printed.startswith("1 chapters; 0 words ")
 
@@ -349,7 +352,7 @@ def test_chapters_of_tei_become_files(tmp_path):
     second = '<div2 type="Chapter"><head>Chapter II. At Sea</head><div><p>It blew.</p></div></div2>'
     front = '<front><div type="chapter"><p>To the reader</p></div></front>'
     part = f'<div1 type="part"><head>Part the First</head>{first}{second}<div2 type="chapter"/></div1>'
-    printed, texts = text_of_tei(tmp_path, f"<TEI><text>{front}<body>{part}</body></text></TEI>")
+    printed, texts, _ = text_of_tei(tmp_path, f"<TEI><text>{front}<body>{part}</body></text></TEI>")
     assert texts == {
         "01-chapter-i.txt": "Chapter I\n\nIt rained.\n",
         "02-chapter-ii-at-sea.txt": "Chapter II. At Sea\n\nIt blew.\n",
@@ -365,7 +368,7 @@ def test_chapters_of_tei_become_files(tmp_path):
         ("<p>a list:\n<list><item>butter</item><item>a little salt</item></list> here</p>", [
             "a list:", "butter a little salt", "here"]),
         ("<list><item>First item.</item></list><ab>A block.</ab>", ["First item.", "A block."]),
-        ("<p>He said <q><p>a nested one</p></q> and stopped.</p>", ["He said", "a nested one", "and stopped."]),
+        ("<p>He said <q><p>a nested one</p></q> and stopped.</p>", ["He said", "“a nested one”", "and stopped."]),
         ("<p>M<hi>r</hi>. Carew is <del>very</del> <add>quite</add> well.</p>", ["Mr. Carew is quite well."]),
         ("<p>a <choice>\n<sic>freind</sic>\n<corr>friend</corr>\n</choice>!</p>", ["a friend!"]),
         ("<p>a <sic>freind</sic> <choice><orig>shew</orig><reg>show</reg></choice></p>", ["a freind show"]),
@@ -377,11 +380,81 @@ def test_chapters_of_tei_become_files(tmp_path):
         ("<floatingText><body><p>A letter.</p></body></floatingText>", ["A letter."]),
     ],
 )  # fmt: skip
-@pytest.mark.parametrize("namespace", ["", ' xmlns="http://www.tei-c.org/ns/1.0"'])
+@pytest.mark.parametrize("namespace", NAMESPACES)
 def test_text_of_tei_is_neither_doubled_nor_joined(tmp_path, namespace, body, lines):
     text = f"<text><front><p>Front</p></front><body>{body}</body><back><p>Back</p></back></text>"
-    _, texts = text_of_tei(tmp_path, f"<TEI{namespace}>{text}</TEI>")
+    _, texts, _ = text_of_tei(tmp_path, f"<TEI{namespace}>{text}</TEI>")
     assert [line for text in texts.values() for line in text.splitlines() if line] == lines
+
+
+@pytest.mark.parametrize(
+    ("part", "line"),
+    [
+        ("<q>Well,</q> he said, <said>'Tis <soCalled>late</soCalled>.</said>", "“Well,” he said, “'Tis ‘late’.”"),
+        ("<said><q>No</q> is no word</said>", "“‘No’ is no word”"),
+        ("“<q>Well</q>” and <q>‘own’</q> and <q>'own'</q>", "“Well” and ‘own’ and 'own'"),
+        ("It is <quote>vanity</quote> that <said direct='false'>he came</said>", "It is “vanity” that he came"),
+        ("— <said>Oui</said>, dit-il. <said>Non.</said>", "— Oui, dit-il. Non."),
+        ("« <said>Oui</said> », dit-il.", "« Oui », dit-il."),
+        ("<said>—no, never</said>, he cried", "—no, never, he cried"),
+    ],
+)
+def test_quotation_marks_of_tei_are_added_where_only_tags_stand_for_them(tmp_path, part, line):
+    _, texts, _ = text_of_tei(tmp_path, f"<TEI><text><body><p>{part}</p></body></text></TEI>")
+    assert [text.rstrip("\n") for text in texts.values()] == [line]
+
+
+@pytest.mark.parametrize(
+    ("part", "line"),
+    [
+        ("the morn\n<lb break='no'/>ing", "the morning"),
+        ("the morn-\n<pb break='no'/>\n  <lb/>ing", "the morning"),
+        ("ne¬<fw>3</fw><cb break='no'/> <lb break='no'/>ver", "never"),
+        ("Anglo-<lb break='no'/>Saxon", "Anglo-Saxon"),
+        ("nou-<lb/>uelle", "nou- uelle"),
+        ("one<milestone unit='page'/>two", "one two"),
+    ],
+)
+def test_words_of_tei_are_whole_at_breaks_within_them(tmp_path, part, line):
+    _, texts, _ = text_of_tei(tmp_path, f"<TEI><text><body><p>{part}</p></body></text></TEI>")
+    assert [text.rstrip("\n") for text in texts.values()] == [line]
+
+
+@pytest.mark.parametrize(
+    ("part", "line"),
+    [
+        ("<app><rdg wit='#A'>olde</rdg><rdg wit='#B'>old</rdg></app>", "olde"),
+        ("<app><rdg>olde</rdg><lem>old</lem><note>N</note></app>", "old"),
+        ("<app><rdgGrp><rdg>one</rdg><rdg>on</rdg></rdgGrp></app>", "one"),
+        ("<choice><sic>alone</sic></choice>", "alone"),
+        ("<choice><unclear>cat</unclear><unclear>cut</unclear></choice>", "cat"),
+        ("<choice><am>&amp;</am><ex>and</ex></choice>", "and"),
+    ],
+)
+def test_one_reading_of_tei_is_taken(tmp_path, part, line):
+    _, texts, _ = text_of_tei(tmp_path, f"<TEI><text><body><p>{part}</p></body></text></TEI>")
+    assert [text.rstrip("\n") for text in texts.values()] == [line]
+
+
+@pytest.mark.parametrize("namespace", NAMESPACES)
+def test_what_was_done_with_elements_of_tei_is_counted(tmp_path, namespace):
+    words = (
+        "A <supplied>lost</supplied> word<note>N</note><ref>1</ref> <gap><desc>hole</desc></gap> <gap/> nou-<lb/>uelle"
+    )
+    others = "<q>own</q> “<q>marks</q>” ne-<lb break='no'/>ver <choice><sic>a</sic><corr>b</corr></choice>"
+    _, texts, counted = text_of_tei(
+        tmp_path, f"<TEI{namespace}><text><body><p>{words} {others}</p></body></text></TEI>"
+    )
+    assert list(texts.values()) == ["A lost word nou- uelle “own” “marks” never b\n"]
+    counts = dict(line.split(": ") for line in counted.splitlines())
+    assert sorted(counts.pop("left out").split(", ")) == [
+        "gap 2",
+        'hyphens before break="no" 1',
+        "note 1",
+        "ref 1",
+        "sic 1",
+    ]
+    assert sorted(counts.values()) == ["lb 1", "q 1", "q 1", "supplied 1"]
 
 
 def run_awk(page, folder):

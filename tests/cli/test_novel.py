@@ -119,3 +119,18 @@ def test_readings_have_their_numbers_and_are_made_once(calls, untrained, tmp_pat
     options.out.write_text(json.dumps(result))
     novel.everything(options)
     assert len(calls) == n_calls + 2
+
+
+def test_figures_of_the_page_are_those_of_the_results():
+    source = Path(__file__).parents[2]
+    made = novel.table(json.loads((source / "benchmarks" / "results" / "novel.json").read_text()))
+    page = (source / "docs" / "long-context.md").read_text().partition("## Along a novel")[2].partition("\n## ")[0]
+    rows = [line.strip("| ").split(" | ") for line in page.splitlines() if line.startswith("| ")]
+    scores = [row for row in rows if row[0] != "from byte"]
+    assert len(scores) == 21
+    for reading, *bits in scores:
+        name = reading.replace(" tokens", "").replace(" without", ", no")
+        assert f"| {name} | {' | '.join(bits)} | " in made
+    (shares,) = [line for line in made.partition("books: second")[2].splitlines()[:3] if "memory 256, cache" in line]
+    assert len(shares.split(" | ")) == 6
+    assert [share for share in shares.strip("| ").split(" | ")[1:] if share not in page] == []

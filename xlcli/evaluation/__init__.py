@@ -219,9 +219,9 @@ class _Evaluation(NamedTuple):
         batches = text_batches(run, reads_end=self.words and not options.by_row)
         started = time.perf_counter()
         by_document = run.lengths.by_document
-        has_few_documents = 1 < len(text.part.corpus.facts.documents) <= LISTED_DOCUMENTS
-        shows_documents = has_few_documents and not (options.by_row or options.each_line)
-        needs_tokens = self.is_listed or shows_documents or by_document or options.by_row
+        n_documents = len(text.part.corpus.facts.documents)
+        shows_documents = 1 < n_documents <= LISTED_DOCUMENTS and not (options.by_row or options.each_line)
+        needs_tokens = self.is_listed or n_documents > 1 or by_document or options.by_row
         with ExitStack() as files:
             scores = TokenScores(len(text.tokens), self.predictions, files) if needs_tokens else None
             sums = ContextSums(batches.longest)
@@ -255,8 +255,9 @@ class _Evaluation(NamedTuple):
                 if shows_documents and is_whole:
                     record = self.model.record
                     fields["by_document"] = tuple(figures.document_scores(text, scores.nats, record, by_line=False))
-                    yield from figures.foreign_notice(fields["by_document"], self.model.name)
                     yield from figures.script_notice(fields["by_document"])
+                if is_whole and not options.by_row:
+                    yield from figures.foreign_notices(text, scores.nats, self.model, by_line=options.each_line)
                 if by_document and is_whole and not (options.pairs or options.by):
                     fields |= _spread_fields(text, scores, options)
             if options.online_option is None and (is_whole or not run.lengths.has_memory):

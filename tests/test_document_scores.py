@@ -140,18 +140,31 @@ def test_a_score_has_two_to_twenty_documents(n, tmp_path):
 def test_documents_that_cost_more_than_without_a_model_are_named(tmp_path):
     model = toy("sentencepiece")
     strange = "\u0e0a\u0e32\u0e22\u0e0a\u0e23\u0e32\n".encode() * 12
-    for texts, n_told in (([*TEXTS, strange], 1), (TEXTS, 0)):
+    for texts, n_told in (([*TEXTS, strange], 1), (TEXTS, 0), ([*TEXTS * 5, strange, *TEXTS], 1)):
         paths = files_in(tmp_path, texts)
-        events = [*evaluate(model, paths, EvalConfig(), RUNTIME)]
-        scores = {each.document: each for each in only(events, Score)[0].by_document if isinstance(each, DocumentScore)}
-        worst = max(scores.values(), key=lambda score: score.bits_per_byte)
-        told = [event.text for event in only(events, Notice) if "documents cost more" in event.text]
-        assert len(told) == n_told == (worst.bits_per_byte > 8)
-        assert all(f"number {worst.document}, {paths[worst.document - 1]}, is the first" in text for text in told)
+        events = [*evaluate(model, paths, EvalConfig(), RUNTIME, documents=True)]
+        worst = max(only(events, DocumentScore), key=lambda score: score.bits_per_byte)
+        assert n_told == (worst.bits_per_byte > 8)
+        first = f"(number {worst.document}, {paths[worst.document - 1]}, is the first)"
+        for problem in ("cost more than 8 bits", "are spelled in parts"):
+            told = [event.text for event in only(events, Notice) if f"documents {problem}" in event.text]
+            assert len(told) == n_told
+            assert all(text.startswith(f"1 of {len(texts)} ") and first in text for text in told)
+
+
+def test_lines_and_rows_that_cost_more_than_without_a_model_have_their_numbers(tmp_path):
+    strange = "\u0e0a\u0e32\u0e22".encode() * 30
+    rows = rows_in(tmp_path, [b"", *TEXTS[:4] * 6, strange])
+    lines = tmp_path / "lines.txt"
+    lines.write_bytes(b"\n" + b"".join(TEXTS[:4] * 6) + strange + b"\n")
+    for paths, options in ((rows, {}), (rows, {"reset_on_document": True}), ([lines], {"each_line": True})):
+        events = evaluate(toy("sentencepiece"), paths, EvalConfig(**options), RUNTIME)
+        assert sum("(number 26 is the first)" in event.text for event in only(events, Notice)) == 2
 
 
 @pytest.mark.parametrize(
-    ("text", "is_told"), [("\u0e0a\u0e32\u0e22\u0e0a\u0e23\u0e32\n" * 3, True), (PROSE, False), ("12345", False)]
+    ("text", "is_told"),
+    [("\u0e0a\u0e32\u0e22\u0e0a\u0e23\u0e32\n" * 3, True), (PROSE, False), ("1234567890" * 2, False)],
 )
 def test_a_text_that_is_spelled_in_bytes_is_reported(text, is_told, tmp_path, recwarn):
     model = toy("sentencepiece")
@@ -162,12 +175,12 @@ def test_a_text_that_is_spelled_in_bytes_is_reported(text, is_told, tmp_path, re
         "generate": generate(model, text.encode(), GenerateConfig(max_new_tokens=1), RUNTIME, seed=1),
     }
     for name, events in runs.items():
-        notices = [event for event in only(events, Notice) if "tokens of their own" in event.text]
+        notices = [event for event in only(events, Notice) if "parts of characters" in event.text]
         assert [notice.level for notice in notices] == ["warning"] * is_told, name
     warnings.simplefilter("always")
     for texts in (text, [text]):
         api.Model(model, RUNTIME).score(texts)
-        assert sum("tokens of their own" in str(warning.message) for warning in recwarn) == is_told
+        assert sum("parts of characters" in str(warning.message) for warning in recwarn) == is_told
         recwarn.clear()
 
 

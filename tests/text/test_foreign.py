@@ -18,6 +18,7 @@ from tokenizers import models
 from xlcli.errors import CheckpointError, ConfigError, XLError
 from xlcli.text.base import Tokenizer
 from xlcli.text.foreign import (
+    BYTE_CHARACTERS,
     GPT2,
     LLAMA3,
     LONGEST_PART,
@@ -28,7 +29,7 @@ from xlcli.text.foreign import (
     plain_steps,
 )
 from xlcli.text.pretokenize import PreTokenizer, whole_words
-from xlcli.text.tokenizers import SentencePieceTokenizer, WordsTokenizer, load_tokenizer
+from xlcli.text.tokenizers import Coverage, SentencePieceTokenizer, WordsTokenizer, load_tokenizer
 
 
 @pytest.fixture(scope="module", params=LOSSLESS)
@@ -349,6 +350,20 @@ def test_special_words_may_be_anywhere_in_a_vocabulary():
     assert tokenizer.decode([0, 1, 3]) == b"the\n<unk>"
     with pytest.raises(CheckpointError):
         WordsTokenizer(b"the\n<eos>\ndog\n")
+
+
+def test_a_text_in_parts_of_characters_is_told_from_one_in_whole_ones():
+    content = json.loads(trained("gpt2").to_str())
+    first, second = (BYTE_CHARACTERS[byte] for byte in "ა".encode()[:2])  # which most Georgian letters begin with
+    content["model"]["vocab"][first + second] = len(content["model"]["vocab"])
+    content["model"]["merges"].append([first, second])
+    tokenizer = ours(tokenizers.Tokenizer.from_str(json.dumps(content)))
+    for text, is_spelled in (("ჯუნგლის წიგნი " * 4, True), ("The lazy dog 123 " * 4, False), ("წი", False)):
+        ids, sizes = tokenizer.tokens(text.encode())
+        assert (sizes == 2).any() or not is_spelled
+        coverage = Coverage(tokenizer, "model")
+        coverage.add(ids, sizes)
+        assert coverage.is_spelled == is_spelled
 
 
 def test_ids_have_the_white_space_before_them_and_the_end_of_their_line():

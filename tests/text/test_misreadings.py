@@ -15,6 +15,8 @@ TEXTS = {
     "Greek": "Όλοι οι άνθρωποι γεννιούνται ελεύθεροι και ίσοι στην αξιοπρέπεια και τα δικαιώματα. Είναι προικισμένοι",
     "Thai": "มนุษย์ทั้งหลายเกิดมามีอิสระและเสมอภาคกันในเกียรติศักดิ์และสิทธิ ต่างมีเหตุผลและมโนธรรม",
     "Chinese": "人人生而自由,在尊严和权利上一律平等。他们赋有理性和良心,并应以兄弟关系的精神相对待。",
+    "Taiwanese": "人人生而自由，在尊嚴和權利上一律平等。他們賦有理性和良心，並應以兄弟關係的精神相對待。",
+    "Dialogue": "“天气很好，”他说，“我们去吧！”她问：“去哪儿？”“去公园。”他回答。",
     "Japanese": "すべての人間は、生まれながらにして自由であり、かつ、尊厳と権利とについて平等である。",
     "Korean": "모든 인간은 태어날 때부터 자유로우며 그 존엄과 권리에 있어 동등하다. 인간은 천부적으로 이성과 양심을",
     "German": "Alle Menschen sind frei und gleich an Würde und Rechten. Sie sollen einander Größe wünschen, täglich",
@@ -30,6 +32,8 @@ ENCODINGS = {
     "Greek": ["cp1253", "cp737"],
     "Thai": ["cp874"],
     "Chinese": ["gb18030"],
+    "Taiwanese": ["big5"],
+    "Dialogue": ["gb18030"],
     "Japanese": ["euc-jp", "shift-jis"],
     "Korean": ["euc-kr"],
     "German": ["cp1252", "macintosh"],
@@ -96,6 +100,17 @@ def test_an_alphabet_in_another_of_its_encodings_is_named(language, written, rea
     found = find(misread(TEXTS[language], written, read))
     assert found is not None
     assert found.diagnosis.endswith(f" in {written}, read as {read}")
+
+
+@pytest.mark.parametrize("read", ["latin-1", "cp1252"])
+@pytest.mark.parametrize(
+    "text", ["नमस्ते, आज मौसम बहुत अच्छा है।", "გამარჯობა, დღეს კარგი ამინდია", "ሰላም፣ ዛሬ ጥሩ ነው።", "இன்று வானிலை"]
+)
+def test_utf8_of_any_script_is_known_in_western_encodings(text, read):
+    found = find(misread(text, "utf-8", read))
+    assert found is not None
+    assert found.diagnosis == f"UTF-8 read as {read}"
+    assert find(text) is None
 
 
 @pytest.mark.parametrize("language", TEXTS)

@@ -370,3 +370,21 @@ def test_rows_that_changed_are_refused() -> None:
     Path("a.jsonl").write_text('{"text": "a"}\n{"text": "cde"}\n')
     with pytest.raises(DataError, match="changed"):
         list(found.rows())
+
+
+@pytest.mark.parametrize("portion_size", [9, 10_000])
+@pytest.mark.parametrize(
+    ("columns", "cell", "encoding"),
+    [
+        ("编号,文本", "人人生而自由,在尊严和权利上一律平等。", "gb18030"),
+        ("編號,文本", "人人生而自由，在尊嚴和權利上一律平等。", "big5"),
+    ],
+)
+def test_the_encoding_of_a_table_is_judged_by_more_than_the_names_of_its_columns(columns, cell, encoding, portion_size):
+    data = "\n".join([columns, *[f"1,{cell}"] * 3]).encode(encoding)
+    portions = [data[at : at + portion_size] for at in range(0, len(data), portion_size)]
+    with pytest.raises(DataError, match="line 1 of x is not UTF-8") as caught:
+        [*table_rows(iter(portions), "x", ["文本"], lambda text: None)]
+    assert f"iconv -f {encoding} " in caught.value.remedy
+    with pytest.raises(DataError, match="line 1 of x is not UTF-8"):  # a pause is not waited for
+        [*table_rows(itertools.chain([columns.encode(encoding) + b"\n", None], iter(int, 1)), "x", ["文本"], print)]

@@ -218,9 +218,9 @@ class _Evaluation(NamedTuple):
         # The prediction after the last token says how its word ends.
         batches = text_batches(run, reads_end=self.words and not options.by_row)
         started = time.perf_counter()
-        has_few_documents = 1 < len(text.part.corpus.facts.documents) <= LISTED_DOCUMENTS
-        shows_documents = has_few_documents and not (options.by_row or options.each_line)
-        needs_tokens = self.is_listed or shows_documents or run.lengths.by_document or options.by_row
+        n_documents = len(text.part.corpus.facts.documents)
+        shows_documents = 1 < n_documents <= LISTED_DOCUMENTS and not (options.by_row or options.each_line)
+        needs_tokens = self.is_listed or n_documents > 1 or run.lengths.by_document or options.by_row
         with ExitStack() as files:
             scores = TokenScores(len(text.tokens), self.predictions, files) if needs_tokens else None
             sums = ContextSums(batches.longest)
@@ -268,8 +268,9 @@ class _Evaluation(NamedTuple):
         if shows_documents:
             documents = tuple(figures.document_scores(text, scores.nats, self.model.record, by_line=False))
             fields["by_document"] = documents
-            yield from figures.foreign_notice(documents, self.model.name)
             yield from figures.script_notice(documents)
+        if not options.by_row:
+            yield from figures.foreign_notices(text, scores.nats, self.model, by_line=options.each_line)
         if run.lengths.by_document and not (options.pairs or options.by):
             fields |= _spread_fields(text, scores, options)
         return fields

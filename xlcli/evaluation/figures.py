@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from statistics import fmean
 from typing import Any
 
@@ -32,10 +33,12 @@ from xlcli.events import (
     Scored,
 )
 from xlcli.metrics import LN2, TextCounter, TextCounts, bits_per, misfit, perplexity, share_interval
+from xlcli.store.folder import LoadedModel
 from xlcli.store.origin import TRAIN_FILES, was_trained_on
 from xlcli.text.corpus import Part
 from xlcli.text.loaders import EvalLoader
 from xlcli.text.pretokenize import divided
+from xlcli.text.tokenizers import Coverage
 
 WINDOW_LIMIT = 2**20  # maximum number of tokens in the windows for the loss by context length
 MOST_UNLIKE = 1.02  # ratio of bytes per character of two documents, to which a few curly quotes come
@@ -87,14 +90,8 @@ def document_sums(text: TokenizedText, nats: NDArray[Any]) -> NDArray[np.float64
     return sums
 
 
-def document_scores(
-    text: TokenizedText, nats: NDArray[Any], record: Mapping[str, Any], *, by_line: bool
-) -> Iterator[Row | DocumentScore]:
-    """Each row or file, or each line, and its score, given the surprisal of all tokens (n).
-
-    A token belongs to the document that it ends in. The record of the model says whether it is training text, if it has
-    a list of these. Reads the text.
-    """
+def _documents(text: TokenizedText, *, by_line: bool) -> Iterator[tuple[Row, int, slice]]:
+    """Each row, file or line, its size in bytes, and its tokens: a token belongs to the document that it ends in."""
     part = replace(text.part, starts=None)
     edges = [*part.documents, part.n_bytes]
     token_ends = np.cumsum(text.tokens.sizes(slice(None)), dtype=np.int64)
@@ -102,21 +99,33 @@ def document_scores(
     rows = part.corpus.rows()
     upcoming = next(rows, None)
     row = Row(1, {})
-    trained_on = {name: was_trained_on(record, digest) for digest, name in part.files()}
-    for index, counts in enumerate(_counts_of(part)):
-        while upcoming is not None and upcoming[0] <= edges[index]:
+    for index, (start, end) in enumerate(pairwise(edges)):
+        while upcoming is not None and upcoming[0] <= start:
             row = upcoming[1]
             upcoming = next(rows, None)
-        number = index + 1 if by_line else row.document
-        n_bytes = edges[index + 1] - edges[index]
-        inside = nats[n_before[index] : n_before[index + 1]]
+        if by_line:
+            row = replace(row, document=index + 1)
+        yield row, end - start, slice(n_before[index], n_before[index + 1])
+
+
+def document_scores(
+    text: TokenizedText, nats: NDArray[Any], record: Mapping[str, Any], *, by_line: bool
+) -> Iterator[Row | DocumentScore]:
+    """Each row or file, or each line, and its score, given the surprisal of all tokens (n).
+
+    The record of the model says whether it is training text, if it has a list of these. Reads the text.
+    """
+    part = replace(text.part, starts=None)
+    trained_on = {name: was_trained_on(record, digest) for digest, name in part.files()}
+    for (row, n_bytes, tokens), counts in zip(_documents(text, by_line=by_line), _counts_of(part), strict=True):
+        inside = nats[tokens]
         sum_of_nats = float(inside.sum(dtype=np.float64))
         columns = {}
         if TRAIN_FILES in record:
             columns["trained_on"] = trained_on[row.file or part.corpus.sources[0].name]
-        yield Row(number, row.fields, file=row.file)
+        yield row
         yield DocumentScore(
-            document=number,
+            document=row.document,
             bytes=n_bytes,
             characters=counts.chars,
             words=counts.words,
@@ -129,21 +138,31 @@ def document_scores(
         )
 
 
-def foreign_notice(parts: Sequence[Row | DocumentScore], model: str) -> Iterator[Notice]:
-    """A notice on documents that cost more than without any model, which the score of the whole text may hide."""
-    foreign: list[str] = []
-    name = ""
-    for part in parts:  # a row and its score, by turns
-        if isinstance(part, Row):
-            name = f"number {part.document}"
-            if part.file is not None:
-                name += f", {part.file},"
-        elif misfit(model, part.bits, part.bytes):
+def foreign_notices(text: TokenizedText, nats: NDArray[Any], model: LoadedModel, *, by_line: bool) -> Iterator[Notice]:
+    """Warnings of documents that cost more than without any model, or are spelled in parts of characters.
+
+    The arguments are those of `document_scores`. If all documents are so, the score of the whole text says it.
+    """
+    n_documents = 0
+    foreign, spelled = list[str](), list[str]()
+    for row, n_bytes, tokens in _documents(text, by_line=by_line):
+        n_documents += 1
+        name = f"number {row.document}"
+        if row.file is not None:
+            name += f", {row.file},"
+        if misfit(model.name, float(nats[tokens].sum(dtype=np.float64)) / LN2, n_bytes):
             foreign.append(name)
-    n_documents = len(parts) // 2
-    if 0 < len(foreign) < n_documents:
-        remark = f"{len(foreign)} of {n_documents} documents cost more than 8 bits per byte ({foreign[0]} is the first"
-        yield Notice(f"{remark}), the cost without any model: their scores mean little", "warning")
+        coverage = Coverage(model.tokenizer, model.name)
+        coverage.add(text.tokens.ids[tokens], text.tokens.sizes(tokens))
+        if coverage.is_spelled:
+            spelled.append(name)
+    for names, problem, remark in (
+        (foreign, "cost more than 8 bits per byte", "the cost without any model: their scores mean little"),
+        (spelled, "are spelled in parts of characters", f"for which {model.name} has no pieces"),
+    ):
+        if 0 < len(names) < n_documents:
+            count = f"{len(names):,} of {n_documents:,} documents"
+            yield Notice(f"{count} {problem} ({names[0]} is the first), {remark}", "warning")
 
 
 def script_notice(parts: Sequence[Row | DocumentScore]) -> Iterator[Notice]:

@@ -129,6 +129,11 @@ class PieceTokenizer(Tokenizer):
         self._cache = WordCache(self._encode_part)
         return min(self._byte_ids) >= 0
 
+    @cached_property
+    def cuts_characters(self) -> NDArray[np.bool_]:
+        """True for the ids whose text begins or ends within a character (v)."""
+        return np.array([text.decode(errors="ignore").encode() != text for text in self._texts])
+
     @abstractmethod
     def _find(self, text: str) -> list[int]:
         """Ids of a text; some other text where the tokenizer changes it."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections import Counter
+from collections.abc import Set
 from functools import cache
 from itertools import pairwise
 from typing import NamedTuple
@@ -30,19 +31,25 @@ class _Language(NamedTuple):
 
     name: str
     encodings: tuple[str, ...]
-    usual: frozenset[str]
+    usual: Set[str]
     least_share: float = 0.45
 
 
 _LEVEL_1 = bytes(byte for row in range(0xB0, 0xD8) for cell in range(0xA1, 0xFF) for byte in (row, cell))
 """The 3,755 most common Chinese characters in GB 2312."""
+_BIG5_CELLS = *range(0x40, 0x7F), *range(0xA1, 0xFF)
+_BIG5_LEVEL_1 = bytes(byte for row in range(0xA4, 0xC6) for cell in _BIG5_CELLS for byte in (row, cell))
+"""5,338 of the 5,401 most common Chinese characters in Big5."""
+_CHINESE_SIGNS = {*"，。、：；？！（）《》「」“”…"}
+_BIG5 = _Language("Chinese", ("big5",), _CHINESE_SIGNS.union(_BIG5_LEVEL_1.decode("big5")), 0.9)
 _LANGUAGES = (
     _Language("Arabic", ("cp1256", "cp720", "iso-8859-6"), frozenset("اليمونرتبه")),
     _Language("Hebrew", ("cp1255", "cp862"), frozenset("יוהלארמתבש")),
     _Language("Cyrillic", ("cp1251", "koi8-r", "cp866", "iso-8859-5"), frozenset("оеаинтсрвлі")),
     _Language("Greek", ("cp1253", "cp737"), frozenset("αοιετσνηυςρκάόίέή")),
     _Language("Thai", ("cp874",), frozenset("านรอกเงมยลวดสตทัี่้ิ")),
-    _Language("Chinese", ("gb18030",), frozenset(_LEVEL_1.decode("gb2312", "ignore")), 0.85),
+    _Language("Chinese", ("gb18030",), _CHINESE_SIGNS.union(_LEVEL_1.decode("gb2312", "ignore")), 0.85),
+    _BIG5,
     _Language("Japanese", ("euc-jp", "shift-jis"), frozenset(map(chr, range(0x3041, 0x30FF))), 0.3),
     _Language("Korean", ("euc-kr",), frozenset(map(chr, range(0xAC00, 0xD7A4))), 0.8),
 )
@@ -69,6 +76,7 @@ for _alphabet in _ALPHABETS:
 _IN_LATIN = "àáâãäåæçèéêëìíîïðñòóôõöøùúûüýþÿßœąćęłńśźżčďěňřšťůžğışőűățș£§°©®²³µ¼½¿¡–—‘’“”„…•€™\ufeff\ufffd"
 _LATIN = _Language("Latin", (), frozenset(_IN_LATIN), 1.0)
 _IN_LATIN_LETTERS = ("cp1252", "cp1250", "iso-8859-2", "cp1254", "macintosh", "cp850")
+_OTHER_SCRIPTS = _Language("other", (), {*map(chr, range(0x900, 0x1380))}, 1.0)  # from Devanagari to Ethiopic
 _ANY_LATIN = _LATIN._replace(encodings=_IN_LATIN_LETTERS, least_share=0.7)
 _OTHER_SIGNS = {
     "(?:[\x81-\x9f][@-~\x80-ü]){3}": "Japanese in shift-jis, read as latin-1",
@@ -152,7 +160,7 @@ def _is_word(as_bytes: str, misread: str) -> bool:
     n_beyond_ascii = sum(not char.isascii() for char in word)
     if n_beyond_ascii < 3:
         return False
-    return any(_excess(word.lower(), language) >= 0.0 for language in (*_LANGUAGES, _LATIN))
+    return any(_excess(word.lower(), language) >= 0.0 for language in (*_LANGUAGES, _LATIN, _OTHER_SCRIPTS))
 
 
 def _find_language(line: str) -> Found | None:
@@ -188,12 +196,12 @@ def likely_encodings(data: bytes) -> list[str]:
     if _is_mostly_utf8(data):
         return []
     n_beyond_ascii = sum(byte > 0x7F for byte in data)
-    # Letters with accents stand alone among those of ASCII; other scripts have no ASCII letters.
+    # Letters with accents stand alone among those of ASCII; other scripts have no ASCII letters, but in Big5.
     is_latin = len(_ALONE.findall(data)) > _LEAST_ALONE * n_beyond_ascii
     if n_beyond_ascii < _LEAST_LETTERS and not is_latin:
         return []
     ranked: list[tuple[float, int, str]] = []  # excess, its tie-break, and encoding
-    for language in (_ANY_LATIN,) if is_latin else _LANGUAGES:
+    for language in (_ANY_LATIN, _BIG5) if is_latin else _LANGUAGES:
         for encoding in language.encodings:
             text = data.decode(encoding, "replace")
             n_impossible = len(_WITHIN_WORD.findall(text))

@@ -24,6 +24,8 @@ _DATA = re.compile(r"[-+.]?\d[-+.,:/\dTZ ]*|NULL|NA|NaN|None|true|false|TRUE|FAL
 _PCIBEX = " docs/words.md has a script for results of PCIbex."
 _SEPARATOR = re.compile(rb'"?sep=(.)"?\s*')  # first line with which spreadsheets say what divides the cells
 
+_SAMPLE_ROWS = 20  # rows from which an encoding is guessed: the names of columns alone may be too few letters
+
 
 def table_rows(portions: Portions, name: str, text_fields: Sequence[str], notice: Notice) -> Rows:
     """Rows of a table. Calls `notice` at the first quotation that joins rows, and the first comma that divides a text.
@@ -33,7 +35,8 @@ def table_rows(portions: Portions, name: str, text_fields: Sequence[str], notice
     csv.field_size_limit(documents.LONGEST_LINE)
     table = _Table(name, text_fields)
     has_told_of_quote = has_told_of_comma = False
-    for first_line, last_line, row in table.joined(numbered_lines(portions, name)):
+    rows = table.joined(numbered_lines(portions, name))
+    for first_line, last_line, row in rows:
         if row is None:  # a pause
             yield None
             continue
@@ -41,7 +44,13 @@ def table_rows(portions: Portions, name: str, text_fields: Sequence[str], notice
             yield b""
             continue
         place = Place("line", first_line)
-        cells = table.take(row, place)
+        try:
+            cells = table.take(row, place)
+        except UnicodeDecodeError:
+            following = itertools.takewhile(bool, (each for _, _, each in rows))  # a pause ends them
+            sample = b"".join([row, *itertools.islice(following, _SAMPLE_ROWS)])
+            problem = f"{place} of {name} is not UTF-8."
+            raise DataError(problem, f"Save it as CSV UTF-8. {conversion(sample)}.") from None
         if cells is None:  # it names the columns
             continue
         if not has_told_of_comma and table.divides_text(cells):
@@ -95,7 +104,10 @@ class _Table:
             is_open = not is_open
 
     def take(self, row: bytearray, place: str) -> dict[str, str] | None:
-        """The cells of a row by column; None if it names the columns or what divides them, which is kept."""
+        """The cells of a row by column; None if it names the columns or what divides them, which is kept.
+
+        `UnicodeDecodeError` if it is not UTF-8.
+        """
         separator = _SEPARATOR.fullmatch(row)
         if separator and not self._columns:
             self._delimiter = separator[1].decode(errors="replace")
@@ -122,9 +134,6 @@ class _Table:
     def _cells(self, row: bytearray, place: str) -> list[str]:
         try:
             return next(csv.reader([row.decode()], delimiter=self._delimiter, strict=True))
-        except UnicodeDecodeError:
-            problem = f"{place} of {self._name} is not UTF-8."
-            raise DataError(problem, f"Save it as CSV UTF-8. {conversion(bytes(row))}.") from None
         except csv.Error:
             reason = "a quote is not doubled or not closed, or a line ends in CR alone"
             raise _broken(f"{place} of {self._name}", reason) from None

@@ -4,12 +4,10 @@ import itertools
 import math
 from dataclasses import replace
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from piped import standard_input
 from toys import RUNTIME, slow_bits, toy
 
 from xlcli import generation
@@ -260,29 +258,6 @@ def test_the_name_of_a_special_token_in_a_prompt_is_said_to_be_text(templates):
     [remark] = said(f"{name}the dog".encode(), f"the {name} fox".encode())
     assert name in remark
     assert ("xlcli export" in remark) == bool(templates)
-
-
-@pytest.mark.parametrize("dtype", ["<i8", ">u2", "i1"])
-@pytest.mark.parametrize("shape", [(12,), (3, 4)])
-def test_arrays_of_ids(dtype, shape, evaluated, tmp_path):
-    model, ids = toy("ids"), np.arange(12).reshape(shape)
-    np.save(tmp_path / "ids.npy", ids.astype(dtype))
-    data = (tmp_path / "ids.npy").read_bytes()
-    *tokens, score = only(evaluated(model, data, per_token=True), TokenScore | Score)
-    assert [int(token.text) for token in tokens] == list(range(12))
-    assert (score.chars, score.words, score.tokens) == (None, None, 12)
-    assert [t.line for t in tokens] == [1 + i // shape[-1] for i in range(12)]
-    with standard_input(data):
-        [piped] = only(evaluate(model, ["-"], EvalConfig(), RUNTIME), Score)
-    assert piped.nats == score.nats
-    headers = (b"x" * 15, b"[" * 15, b"{[]: 1}" + b" " * 8)  # numpy has an error of its own for each
-    broken = [data[:-1], data + b"\0", data[:40], data.replace(b"descr", b"xxxxx")]
-    broken += [data[:10] + header + data[25:] for header in headers]
-    for data in broken:
-        with pytest.raises(DataError):
-            evaluated(model, data)
-    with pytest.raises(DataError):
-        evaluated(toy("gpt2"), data)
 
 
 @pytest.mark.parametrize(

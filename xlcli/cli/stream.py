@@ -193,8 +193,7 @@ def read_text(
     if settings.binary:
         return data
     warn = partial(screen.say, level="warning")
-    kind = opened.model.tokenizer.kind
-    any_bytes = kind == "bytes"
+    any_bytes = opened.model.tokenizer.kind == "bytes"
     must_be_text = not any_bytes and opened.resume is None  # what continues a stream may begin within a character
     is_followed = source is None
     text_regex = event_start = None
@@ -216,8 +215,7 @@ def read_text(
     if is_followed and text_fields:
         return read_rows(json_rows(data), name, text_fields, warn, settings.reset_on_change)
     if not is_followed:
-        formats = {"any_bytes": any_bytes, "token_ids": kind == "ids"}
-        data = text_of(data, name, text_fields, source, notice=warn, read=read_rows, **formats)
+        data = text_of(data, name, text_fields, source, any_bytes=any_bytes, notice=warn, read=read_rows)
     return with_notice_of_bytes(data, name, warn) if must_be_text else data
 
 

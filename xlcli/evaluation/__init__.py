@@ -349,7 +349,6 @@ def _read(
             text_fields=fields,
             any_bytes=kind == "bytes",
             each_line=options.each_line,
-            token_ids=kind == "ids",
             region_marks=None if options.region_column else options.region_mark,
         )
         corpus = yield from gather(source, input_format=input_format)

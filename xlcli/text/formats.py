@@ -5,7 +5,7 @@
 Data is read as it arrives. Each step looks at the first bytes and passes text that is not of its format on unchanged.
 None in place of a portion means that nothing has arrived for a while; it is passed on. Memory is bounded: a portion has
 at most 2^23 bytes, however small the compressed data, and a row at most `LONGEST_LINE`. Parquet files are read from
-their end (`text/parquet_rows.py`), NumPy files of token ids by numpy. Readers of text pass it through `LineEnds`.
+their end (`text/parquet_rows.py`). Readers of text pass it through `LineEnds`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import bz2
 import codecs
 import itertools
 import lzma
-import math
 import os
 import zlib
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
@@ -29,7 +28,6 @@ from xlcli.text.misreadings import conversion, likely_encodings
 from xlcli.text.parquet_rows import PARQUET, parquet_rows
 from xlcli.text.recognition import read_while, recognized, texts_in
 
-NUMPY = b"\x93NUMPY"
 HEAD = 2**13  # number of first bytes of a stream that must be text
 LEAST_NULS = 8  # NUL bytes, all of them first or all second of two, from which a text is taken for UTF-16
 COMPRESSIONS = {  # first bytes of compressed data
@@ -58,7 +56,7 @@ BINARIES = {  # first bytes of well-known files that are not text
     b"7z\xbc\xaf\x27\x1c": "a 7-Zip archive",
     b"Rar!": "a RAR archive",
     PARQUET: "a Parquet file",
-    NUMPY: "a NumPy array",
+    b"\x93NUMPY": "a NumPy array",
 }
 
 
@@ -66,10 +64,9 @@ def text_of(
     portions: Portions,
     name: str,
     text_fields: Sequence[str] = (),  # keys in JSON, or columns of a table; none is the key `text` of JSON, if any
-    descriptor: int | None = None,  # open file of the data, for Parquet and NumPy
+    descriptor: int | None = None,  # open file of the data, for Parquet
     *,
     any_bytes: bool = False,  # accept well-known formats that are not text, except Parquet, which is one of texts
-    token_ids: bool = False,  # the text is ids of tokens: integers in a NumPy file become decimal numbers
     notice: Notice = lambda text: None,  # called with remarks on rows that are plain text or left out, and on CR
     read: Read = texts_of,  # what is made of rows
 ) -> Portions:
@@ -77,8 +74,6 @@ def text_of(
     if descriptor is not None and _begins_with(descriptor, PARQUET):
         fields = text_fields or [DEFAULT_FIELD]
         return read(parquet_rows(descriptor, name, fields), name, fields, notice)
-    if token_ids and descriptor is not None and _begins_with(descriptor, NUMPY):
-        return decimal(descriptor, name)
     text = plain_text(portions, name, any_bytes=any_bytes, notice=notice)
     return texts_in(text, name, text_fields, notice, read)
 
@@ -190,38 +185,6 @@ def in_lines(portions: Portions, name: str, notice: Notice) -> Portions:
 
 def _ends_lines_in_cr(head: bytes) -> bool:
     return b"\r" in head[: HEAD - 1] and b"\n" not in head
-
-
-def decimal(descriptor: int, name: str) -> Iterator[bytes]:
-    """Yields the integers of a NumPy file as decimal numbers, a line for each row; `DataError` if it has none."""
-    with open(descriptor, "rb", closefd=False) as file:
-        if file.seekable():
-            file.seek(0)
-        try:
-            if np.lib.format.read_magic(file) != (1, 0):
-                raise ValueError("its version is not 1.0")
-            shape, by_column, dtype = np.lib.format.read_array_header_1_0(file)
-            is_matrix_by_column = by_column and len(shape) > 1
-            if dtype.kind not in "iu" or len(shape) not in (1, 2) or is_matrix_by_column:
-                raise ValueError("it has no rows of integers")
-            n_bytes = math.prod(shape) * dtype.itemsize
-            if file.tell() + n_bytes != os.fstat(descriptor).st_size:
-                raise ValueError("it has another size than it says")
-        except Exception as error:  # numpy has many for a damaged header
-            remedy = "Write one or two axes of integers with np.save."
-            raise DataError(f"{name} cannot be read: {error!s:.200}.", remedy) from None
-        row_len = shape[-1]
-        n_read = 0
-        while True:
-            numbers = np.fromfile(file, dtype, BLOCK // 4).tolist()
-            if not numbers:
-                return
-            text = bytearray()
-            for number in numbers:
-                n_read += 1
-                ends_row = n_read % row_len == 0
-                text += b"%d\n" % number if ends_row else b"%d " % number
-            yield bytes(text)
 
 
 def not_text(name: str, reason: str) -> DataError:

@@ -39,7 +39,6 @@ class InputFormat:
     text_fields: tuple[str, ...] = ()
     any_bytes: bool = False  # accept text with NUL bytes or bytes that are not UTF-8, as byte vocabularies do
     each_line: bool = False  # a document begins with each line
-    token_ids: bool = False  # the text is ids of tokens, which NumPy files have, too
     # Marks around regions in the texts of rows, which are removed (`text/marks.py`).
     region_marks: str | None = None
 
@@ -149,7 +148,6 @@ class Source:
             input_format.text_fields,
             file.fileno(),
             any_bytes=input_format.any_bytes,
-            token_ids=input_format.token_ids,
             notice=notice,
         )
         if input_format.region_marks is not None:

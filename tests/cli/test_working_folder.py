@@ -73,7 +73,7 @@ def test_a_module_of_the_working_folder_is_found_out(executed):
 
 
 INVOCATIONS = [
-    (*TRAIN, "--tokenizer", "sentencepiece", "--vocab-size", "300", "--tensorboard", "--plot", "loss.png"),
+    (*TRAIN, "--tokenizer", "sentencepiece", "--vocab-size", "300", "--plot", "loss.png"),
     ("models",),
     ("eval", *SMALL, "--plot", "loss.png", "--html", "page.html"),
     ("generate", *SMALL, "-n", "4", "The"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -24,7 +23,6 @@ from xlcli.cli.plot import draw_training
 from xlcli.cli.render import Screen
 from xlcli.cli.run_report import plan_text, trained_text
 from xlcli.cli.signals import Stop
-from xlcli.cli.tensorboard import EventFile
 from xlcli.config import Config, TextConfig, Tree, make
 from xlcli.errors import CheckpointError, ConfigError, DivergedError
 from xlcli.events import Event, Plan, Saved, Step, Stopping, Trained, Validation
@@ -57,9 +55,6 @@ Preset = Annotated[
     ),
 ]
 Resume = Annotated[bool, option("Run", "--resume", "Continue the run in the model folder from its newest checkpoint.")]
-Tensorboard = Annotated[
-    bool, option("Run", "--tensorboard", "Also write the training curve for TensorBoard into the model folder.")
-]
 
 
 @app.command(
@@ -75,7 +70,6 @@ def train(
     overwrite: Annotated[bool, option("Run", "--overwrite", "Replace the model in the model folder.")] = False,
     preset: Preset = None,
     init: Init = None,
-    tensorboard: Tensorboard = False,
     plot: Annotated[str | None, plot_option("Output", "Plot the training curve at the end or when stopped")] = None,
     dry_run: options.DryRun = False,
 ) -> int:
@@ -93,8 +87,6 @@ def train(
         if resume and overwrite:
             raise call.conflict("resume", "overwrite")
         texts = check_paths(call, paths or [], known.text, plot)
-        if tensorboard and importlib.util.find_spec("tensorboard") is None:
-            raise ConfigError("--tensorboard needs TensorBoard.", "Install it: pip install 'xlcli[tensorboard]'")
         folder = Path(out or Path(LOCAL) / model_name(texts))
         screen = call.screen
         cache_folder(screen.say)  # which all processes share
@@ -115,8 +107,6 @@ def train(
                 events = training.train(paths or (), folder, configs, init=model, overwrite=overwrite, **shared)
             screen.wait("reading the text")
             sinks: list[Sink] = []
-            if tensorboard and ranks.is_first:
-                sinks.append(EventFile(folder))
             if ranks.is_first:
                 sinks.append(_Report(screen, folder, plot, dry_run=dry_run))
             screen.drive(agreed(events, ranks, stop), *sinks)

@@ -40,7 +40,7 @@ CHECKPOINT_FILES = (  # files of every checkpoint
 BEST = "best.safetensors"  # a copy of the weights file of the model. A checkpoint can be used without it
 HELD_OUT = {"valid": "valid.txt", "test": "test.txt"}  # file of the validation text and of the test text
 DOCUMENTS = {"valid": "valid.documents", "test": "test.documents"}  # offsets at which its documents begin, if separate
-TENSORBOARD = "tensorboard"  # folder of TensorBoard
+TENSORBOARD = "tensorboard"  # a folder that 0.1.0 wrote
 TOKENIZER = ("tokenizer.json", "tokenizer.model", "tokenizer.words", "vocabulary.json")
 """Files of a tokenizer: its description and, depending on the kind, its vocabulary."""
 CHECKED = (*TOKENIZER, *HELD_OUT.values(), *DOCUMENTS.values())  # files whose checksums `config.json` has

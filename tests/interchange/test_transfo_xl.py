@@ -1,9 +1,8 @@
-"""Transformer-XL of Hugging Face and of its authors: what is refused, vocabularies, and the way back."""
+"""Transformer-XL of Hugging Face and of its authors: what is refused, and vocabularies."""
 
 from __future__ import annotations
 
 import collections
-import json
 import pickle  # noqa: TID251
 import sys
 import types
@@ -11,18 +10,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
 from torch import nn
 
 from xlcli import config
 from xlcli.config import validate
-from xlcli.errors import CheckpointError, ConfigError
-from xlcli.interchange import FORMATS, export_model, find_format, import_model, transfo_xl
+from xlcli.errors import CheckpointError
+from xlcli.interchange import FORMATS, find_format, import_model, transfo_xl
 from xlcli.interchange.source import Source
-from xlcli.model.build import build_model
-from xlcli.store.folder import save_model
 from xlcli.store.layout import SavedConfig
-from xlcli.text.tokenizers import TOKENIZERS, WordsTokenizer
 
 FIXTURES = Path(__file__).parent / "fixtures"
 V = 48
@@ -37,112 +32,10 @@ SHAPE = {
     "bias": True,
     "zero_memory": True,
 }
-CUT = {"cutoffs": [12, 30]}
-VARIANTS = {
-    "plain": {},
-    "clamped": {"position": {"clamp_len": 5}, "norm": {"epsilon": 1e-3}, "dropout": 0.25},
-    "tied biases": {"position": {"tied": True}},
-    "pre-norm": {"norm": {"placement": "pre", "final": False}},
-    "factorized": {"embedding": {"inner_dim": 12}},
-    "factorized, own": {"embedding": {"inner_dim": 12, "tied_projections": "none"}},
-    "square": {"embedding": {"inner_dim": 16}},
-    "clusters": {"embedding": CUT},
-    "narrowing": {"embedding": CUT | {"div_val": 4}},
-    "narrowing, rest": {"embedding": CUT | {"div_val": 2, "inner_dim": 12, "tied_projections": "rest"}},
-    "narrowing, none": {"embedding": CUT | {"div_val": 2, "tied_projections": "none"}},
-    "untied": {"embedding": CUT | {"div_val": 2, "tied": False}},
-    "untied clusters": {"embedding": CUT | {"tied": False}},
-}
-WORDS = b"".join(b"w%d\n" % i for i in range(V - 2))
 
 
 def made_config(shape, **train):
     return config.make({"model": SHAPE, "train": {"mem_len": 12, "segment_len": 8, **train}}, {"model": shape})
-
-
-def make(folder, *, train=None, weights=None, **shape):
-    """A model with random weights and a vocabulary of words."""
-    made = made_config(shape, **(train or {}))
-    torch.manual_seed(0)
-    state = {name: tensor.normal_(0.1, 0.3) for name, tensor in build_model(made.model).state_dict().items()}
-    tokenizer = WordsTokenizer(b"<unk>\n<eos>\n" + WORDS)
-    save_model(folder, made, state | (weights or {}), tokenizer, {})
-    return folder
-
-
-@pytest.mark.parametrize("name", VARIANTS)
-def test_export_and_import_is_the_identity(tmp_path, name):
-    made = make(tmp_path / "made", **VARIANTS[name])
-    assert export_model(made, tmp_path / "out")[0] == "transfo-xl"
-    assert find_format(tmp_path / "out") == "transfo-xl"
-    back = import_model(tmp_path / "out", tmp_path / "back")
-    assert back["format"] == "transfo-xl"
-    for file in ("config.json", "tokenizer.json", "tokenizer.words"):
-        assert (made / file).read_bytes() == (tmp_path / "back" / file).read_bytes()
-    before, after = (load_file(each / "model.safetensors") for each in (made, tmp_path / "back"))
-    assert before.keys() == after.keys()
-    assert all(tensor.equal(after[key]) for key, tensor in before.items())
-
-
-@pytest.mark.parametrize("span", ["uniform", "growing"])
-def test_the_span_is_kept(tmp_path, span):
-    """With `same_length` the number of keys includes the token's own."""
-    export_model(make(tmp_path / "made", train={"span": span}), tmp_path / "out")
-    tree = json.loads((tmp_path / "out" / "config.json").read_text())
-    assert (tree["same_length"], tree["mem_len"]) == {"uniform": (True, 13), "growing": (False, 12)}[span]
-    train = FORMATS["transfo-xl"].sections(Source(tmp_path, tree | {"xlcli": {}}, {}))["train"]
-    assert (train["span"], train["mem_len"], train["segment_len"]) == (span, 12, 8)
-
-
-def test_a_model_without_memory(tmp_path):
-    made = make(tmp_path / "made", train={"mem_len": 0}, zero_memory=False)
-    export_model(made, tmp_path / "out")
-    import_model(tmp_path / "out", tmp_path / "back")
-    assert (made / "config.json").read_bytes() == (tmp_path / "back" / "config.json").read_bytes()
-    tree = json.loads((tmp_path / "out" / "config.json").read_text())
-    assert (tree["same_length"], tree["mem_len"]) == (False, 0)
-
-
-@pytest.mark.parametrize(
-    ("shape", "key"),
-    [
-        ({"zero_memory": False}, "zero_memory"),
-        ({"bias": False}, "bias"),
-        ({"norm": {"placement": "pre"}}, "norm.final"),
-        ({"norm": {"kind": "rms"}}, "norm.kind"),
-        ({"norm": {"placement": "sandwich"}}, "norm.placement"),
-        ({"position": {"n_features": 8}}, "position.n_features"),
-        ({"embedding": {"scaled": False}}, "embedding.scaled"),
-        ({"embedding": CUT | {"inner_dim": 16}}, "embedding.inner_dim"),
-        ({"embedding": {"n_bigrams": 9}}, "embedding.n_bigrams"),
-        ({"embedding": {"per_layer": True}}, "embedding.per_layer"),
-        ({"feedforward": {"kind": "gelu"}}, "feedforward.kind"),
-        ({"attention": {"qk_norm": True}}, "qk_norm"),
-        ({"attention": {"bias": "qkv"}}, "attention.bias"),
-        ({"attention": {"n_kv_heads": 1}}, "n_kv_heads"),
-        ({"stack": {"input_residual": True}}, "stack.input_residual"),
-        ({"logit_softcap": 30.0}, "logit_softcap"),
-    ],
-    ids=str,
-)
-def test_what_the_format_cannot_hold_is_refused_by_name(tmp_path, shape, key):
-    folder = make(tmp_path / "made", **shape)
-    with pytest.raises(ConfigError, match=key):
-        export_model(folder, tmp_path / "out")
-    assert not (tmp_path / "out").exists()
-
-
-def test_one_projection_for_all_clusters(tmp_path):
-    """With div_val 1 the format has one for all: clusters that differ are refused, equal ones come back."""
-    shape = {"embedding": CUT | {"inner_dim": 12, "tied_projections": "rest"}}
-    with pytest.raises(ConfigError, match="projection"):
-        export_model(make(tmp_path / "made", **shape), tmp_path / "out")
-    names = [f"embedding.clusters.{i}.up.weight" for i in range(3)]
-    equal = make(tmp_path / "equal", weights=dict.fromkeys(names, torch.full((16, 12), 0.5)), **shape)
-    export_model(equal, tmp_path / "out")
-    import_model(tmp_path / "out", tmp_path / "back")
-    before, after = (load_file(each / "model.safetensors") for each in (equal, tmp_path / "back"))
-    assert all(tensor.equal(after[key]) for key, tensor in before.items())
 
 
 def sections(**settings):
@@ -254,8 +147,6 @@ def test_vocabularies(tmp_path, monkeypatch, kind):
     short = config.make({"model": SHAPE}, {"model": {"vocab_size": V + 1}}).model
     with pytest.raises(CheckpointError, match=str(V)):
         FORMATS["transfo-xl"].tokenizer(source, short)
-    assert FORMATS["transfo-xl"].export_tokenizer(tokenizer)["vocab.txt"].split()[:2] == [b"<unk>", b"<eos>"]
-    assert FORMATS["transfo-xl"].export_tokenizer(TOKENIZERS["bytes"].train([b""])) == {}
 
 
 def original(name, path, change):

@@ -88,8 +88,8 @@ def export(
         option("Model", "-o, --out PATH", "Write to this new folder or GGUF file.", allow_from_autoenv=False),
     ] = None,
     model_format: Annotated[
-        Literal["llama", "transfo-xl", "gguf"] | None,
-        option("Model", "--format", "Write this format. Default: by the kind of model.", allow_from_autoenv=False),
+        Literal["llama", "gguf"] | None,
+        option("Model", "--format", "Write this format. Default: by the name of PATH.", allow_from_autoenv=False),
     ] = None,
 ) -> None:
     from xlcli.interchange import export_model

@@ -45,8 +45,7 @@ FORMATS = {format_.name: format_ for format_ in _ALL}
 _REFORMER = "its attention at a token depends on later tokens, so no memory can continue it"
 _HARMLESS = ("dropout.", "init_std", "zero_init", "loss_chunk", "feedforward.chunk_len")  # change no prediction
 _WITHOUT_NUMBERS = (*_HARMLESS, "position.clamp_len", "position.n_sinks")  # nor these within the trained window
-_WINDOW = ("max_position_embeddings", "mem_len", "clamp_len", "same_length")
-"""Keys of `config.json` that change the window; other programs change them to extend a model."""
+_WINDOW = "max_position_embeddings"  # key of `config.json`, which other programs change to extend a model
 _TEXT = b"The quick brown fox jumps over the lazy dog , and the dog sleeps on .\n"
 """What a new model is checked with; divided as the words of Transformer-XL are."""
 _MOST_TOKENS = 2**20  # maximum size of a vocabulary; that of the largest published Transformer-XL has 793,471 words
@@ -169,7 +168,7 @@ def _chat_templates(format_: Format, source: Source) -> Tree:
 def export_model(folder: Path, target: Path, *, name: str | None = None) -> tuple[str, list[str]]:
     """Writes the model in `folder` to the new folder or file `target`; all or nothing.
 
-    `name` is the format, a key of `FORMATS`; None: `gguf` if the name of the file says so, else by the model. Importing
+    `name` is the format, a key of `FORMATS`; None: `gguf` if the name of the file says so, else `llama`. Importing
     it again gives the same configuration, tokenizer and weights to the bit; weights in int8 become float32.
 
     Returns the name of the format, and what is lost or read in another way by the other program.
@@ -180,10 +179,8 @@ def export_model(folder: Path, target: Path, *, name: str | None = None) -> tupl
         ResourceError: The disk is full.
     """
     header = read_config_file(folder)
-    if name is None and target.suffix == ".gguf":
-        name = "gguf"
-    elif name is None:
-        name = "transfo-xl" if header.config.model.position.kind == "xl" else "llama"
+    if name is None:
+        name = "gguf" if target.suffix == ".gguf" else "llama"
     format_ = FORMATS[name]
     tree = _export_config(header.config, format_)
     require_free(target)
@@ -238,9 +235,9 @@ def _sections(format_: Format, source: Source) -> SavedConfig:
         expected = format_.export_config(exported_from)
     except ConfigError as error:
         raise CheckpointError(f"{source.path} cannot be imported: {error.message}", CAN) from None
-    for key in _WINDOW:
-        if key in source.config and key in expected and source.config[key] != expected[key]:
-            return config
+    has_window = _WINDOW in source.config and _WINDOW in expected
+    if has_window and source.config[_WINDOW] != expected[_WINDOW]:
+        return config
     return config if _difference(exported_from.model, config.model) else exported_from
 
 

@@ -186,9 +186,8 @@ class Format(ABC):
             elif foreign in HEAD_BIAS:
                 if bool(weight.any()):
                     raise ConfigError(f"the head has a bias, which {self.name} lacks.", "Train with model.bias=false.")
-            elif not tensors.setdefault(foreign, weight).equal(weight):  # it has one place for several weights
-                problem = f"{name} differs from the projection of another cluster, but {foreign} is one for all"
-                raise ConfigError(f"the model cannot be exported: {problem}.", "Train with model.embedding.div_val=2.")
+            else:
+                tensors[foreign] = weight
         return tensors
 
     def write(

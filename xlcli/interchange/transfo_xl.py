@@ -8,7 +8,6 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
-import torch
 from torch import Tensor
 
 from xlcli.config import ModelConfig
@@ -17,7 +16,6 @@ from xlcli.files import VOCABULARY_LIMIT, read_bounded
 from xlcli.interchange.format import PARTS, Format, Place
 from xlcli.interchange.pickles import LONGEST_KEY, REMEDY, Record, StoredTensor, read_checkpoint
 from xlcli.interchange.source import Settings, Source, folder_of, follow
-from xlcli.store.layout import SavedConfig
 from xlcli.text.base import Tokenizer
 from xlcli.text.tokenizers import WordsTokenizer
 
@@ -161,53 +159,6 @@ class TransfoXL(Format):
             problem = f"has {len(words):,} words, but the model {model.vocab_size:,}"
             raise CheckpointError(f"{path} {problem}.", "Remove it from the folder, and token ids are read.")
         return WordsTokenizer(data, str(path))
-
-    def export_config(self, config: SavedConfig) -> dict[str, Any]:
-        model, train = config.model, config.train
-        embedding = model.embedding
-        same_length = train.span == "uniform" and train.mem_len > 0
-        if model.cutoffs:
-            div_val = embedding.div_val
-        else:  # with one cluster any number but 1 gives it a projection
-            div_val = 1 if embedding.inner_dim != model.dim else 2
-        return {
-            "architectures": ["TransfoXLLMHeadModel"],
-            "model_type": "transfo-xl",
-            "vocab_size": model.vocab_size,
-            "cutoffs": list(model.cutoffs),
-            "d_model": model.dim,
-            "d_embed": embedding.inner_dim or model.dim,
-            "n_head": model.attention.n_heads,
-            "d_head": model.head_dim,
-            "d_inner": model.ffn_dim,
-            "div_val": div_val,
-            "pre_lnorm": model.norm.placement == "pre",
-            "n_layer": model.n_layers,
-            "mem_len": train.mem_len + (1 if same_length else 0),
-            "tgt_len": train.segment_len,
-            "clamp_len": model.clamp_len or -1,
-            "same_length": same_length,
-            "tie_projs": _tie_projs(len(model.cutoffs) + 1)[embedding.tied_projections if embedding.tied else "none"],
-            "tie_word_embeddings": embedding.tied,
-            "attn_type": 0,
-            "adaptive": bool(model.cutoffs),
-            "untie_r": not getattr(model.position, "tied", False),
-            "dropout": model.dropout.residual,
-            "dropatt": model.dropout.attention,
-            "layer_norm_epsilon": model.norm.epsilon,
-        }
-
-    def export_weights(self, weights: Mapping[str, Tensor], model: ModelConfig) -> dict[str, Tensor]:
-        tensors = super().export_weights(weights, model)
-        for end in ("r_w_bias", "r_r_bias"):
-            if self.prefix + end in tensors:  # what layers share is in each of them, too
-                for layer in range(model.n_layers):
-                    tensors[f"{self.prefix}layers.{layer}.dec_attn.{end}"] = tensors[self.prefix + end]
-        tensors[f"{self.prefix}pos_emb.inv_freq"] = 1 / 10_000 ** (torch.arange(0.0, model.dim, 2.0) / model.dim)
-        return tensors
-
-    def export_tokenizer(self, tokenizer: Tokenizer) -> dict[str, bytes]:
-        return {WORDS: tokenizer.data} if tokenizer.kind == "words" else {}
 
 
 def _embedding(settings: Settings, vocab_size: int, dim: int, *, tied: bool) -> dict[str, Any]:

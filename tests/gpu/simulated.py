@@ -238,8 +238,8 @@ WITHOUT_CPU_KERNEL = {
     "_softmax": lambda x, dim, to_float: (x.float() if to_float else x).softmax(dim),
     "_log_softmax": lambda x, dim, to_float: (x.float() if to_float else x).log_softmax(dim),
     "_softmax_backward_data": lambda gradient, y, dim, dtype: (
-        (gradient * y - y * (gradient * y).sum(dim, keepdim=True)).to(dtype)
-    ),
+        gradient * y - y * (gradient * y).sum(dim, keepdim=True)
+    ).to(dtype),
 }
 INDEXING = {"index", "index_put", "index_put_", "_index_put_impl_", "_unsafe_index"}
 

@@ -205,13 +205,6 @@ def test_models_that_a_format_cannot_hold_are_not_exported(folder, name, tmp_pat
         export_model(folder(name), tmp_path / "out")
 
 
-@pytest.mark.parametrize("name", ORIGINAL)
-def test_an_empty_first_memory_cannot_be_exported(folder, name, tmp_path):
-    with pytest.raises(ConfigError, match="zero_memory"):
-        export_model(folder(name), tmp_path / "out")
-    assert not list(tmp_path.iterdir())
-
-
 SUMMARY = {
     "summary_activation": None,
     "summary_first_dropout": 0.1,

@@ -264,7 +264,7 @@ def tie_notice(rows: Iterable[Scored]) -> Iterator[Notice]:
 
 
 def share_correct(scores: Sequence[Any], by: str) -> dict[str, float]:
-    """`correct` and `correct_per_byte` of `Score`, given rows and their continuations; none if no row is marked.
+    """The fields `correct…` of `Score`, given rows and their continuations; none if no row is marked.
 
     `DataError` if only some groups have a row that is marked as correct.
     """
@@ -278,8 +278,11 @@ def share_correct(scores: Sequence[Any], by: str) -> dict[str, float]:
     if unmarked:
         return {}
     # Rows that are equally probable share the point of their group.
-    points, points_per_byte = [], []
+    points, points_per_byte, chances = [], [], []
     for rows in groups.values():
+        chances.append(fmean(is_correct for is_correct, _ in rows))
         points.append(fmean(is_correct for is_correct, score in rows if score.best))
         points_per_byte.append(fmean(is_correct for is_correct, score in rows if score.best_per_byte))
-    return {"correct": fmean(points), "correct_per_byte": fmean(points_per_byte)}
+    low, high = share_interval(fmean(points), len(points))
+    figures = {"correct": fmean(points), "correct_low": low, "correct_high": high, "correct_by_chance": fmean(chances)}
+    return figures | {"correct_per_byte": fmean(points_per_byte)}

@@ -198,8 +198,15 @@ def test_the_best_row_of_each_group_and_the_share_of_correct_ones(tmp_path):
             shares.append(sum(marks[i] for i in best) / len(best))
         expected = sum(shares) / len(shares)
         assert getattr(events[-1], name.replace("best", "correct")) == pytest.approx(expected)
+    chances = [np.mean([mark for row, mark in zip(rows, marks, strict=True) if row[0] == item]) for item in items]
+    score = events[-1]
+    assert score.correct_by_chance == pytest.approx(np.mean(chances))
+    n, z = len(items), 1.959964  # the bounds solve the quadratic equation of Wilson
+    for bound in (score.correct_low, score.correct_high):
+        assert (score.correct - bound) ** 2 == pytest.approx(z * z * bound * (1 - bound) / n)
+    assert score.correct_low < score.correct < score.correct_high
     *_, unmarked = events_of(model, write(tmp_path / "rows.json", rows), by="item")
-    assert (unmarked.correct, unmarked.correct_per_byte) == (None, None)
+    assert (unmarked.correct, unmarked.correct_per_byte, unmarked.correct_by_chance) == (None, None, None)
     marks = [int(item != items[-1]) for item, _, _ in rows]
     with pytest.raises(DataError, match=f"item {items[-1]}"):
         events_of(model, write(tmp_path / "rows.json", rows, correct=marks), by="item")

@@ -427,7 +427,10 @@ class Score(Event):
     by_context: tuple[ContextBin, ...] = ()  # empty with a stride, adaptation or a cache
     pairs: tuple[PairShare, ...] = ()  # of all pairs of texts and of each group, if pairs were compared
     correct: float | None = None  # share of groups whose most probable continuation is the correct one, if rows say it
-    correct_per_byte: float | None = None  # the same of means per byte
+    correct_low: float | None = None  # bounds of its 95 % interval
+    correct_high: float | None = None
+    correct_by_chance: float | None = None  # the share that a choice at random has on average
+    correct_per_byte: float | None = None  # `correct` of means per byte
     spread: Spread | None = None  # over documents, if there are several that are neither pairs nor groups
     # Not in JSON: bits and bytes of each document; and its `Row` and `DocumentScore`, by turns, if they are few.
     sums: tuple[tuple[float, float], ...] = field(default=(), repr=False)

@@ -29,7 +29,7 @@ KEYS = {
     "word_perplexity", "mem_len", "segment_len", "batch_size", "span", "tokens_per_second", "peak_rss_bytes",
     "seconds", "device", "dtype", "weight_dtype", "memory_dtype", "unknown_words", "documents",
     "stride", "adapt", "context_cache", "mean_steps", "partial", "by_context", "pairs",
-    "correct", "correct_per_byte", "spread",
+    "correct", "correct_low", "correct_high", "correct_by_chance", "correct_per_byte", "spread",
 }  # fmt: skip
 
 

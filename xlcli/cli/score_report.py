@@ -32,6 +32,9 @@ def score_table(score: events.Score, model: ModelConfig) -> str:
         "perplexity per word": decimals_or_blank(score.word_perplexity, 2),
         "mean steps": decimals_or_blank(score.mean_steps, 2),
         "correct": decimals_or_blank(score.correct, 3),
+        "  from (95 %)": decimals_or_blank(score.correct_low, 3),
+        "  to": decimals_or_blank(score.correct_high, 3),
+        "  by chance": decimals_or_blank(score.correct_by_chance, 3),
         "correct, per byte": decimals_or_blank(score.correct_per_byte, 3),
     }
     recurrence = describe_context(model, score.mem_len, score.segment_len, score.stride)
@@ -110,6 +113,7 @@ FIGURES: Mapping[str, tuple[str, Callable[[Any], str]]] = {  # columns of a tabl
     "perplexity": ("perplexity", partial(decimals_or_blank, digits=3)),
     "tokens/s": ("tokens_per_second", compact_number),
     "correct": ("correct", partial(decimals_or_blank, digits=3)),
+    "by chance": ("correct_by_chance", partial(decimals_or_blank, digits=3)),
     "mean steps": ("mean_steps", partial(decimals_or_blank, digits=2)),
 }
 COMMON = "position", "attention", "parameters", "mem_len"  # fields of `Score` that models with other seeds share

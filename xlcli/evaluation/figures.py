@@ -264,7 +264,7 @@ def tie_notice(rows: Iterable[Scored]) -> Iterator[Notice]:
 
 
 def share_correct(scores: Sequence[Any], by: str) -> dict[str, float]:
-    """Returns the shares of groups whose best row is marked as correct, given rows and their continuations by turns.
+    """Returns the fields `correct…` of `Score`, given rows and their continuations by turns.
 
     The field `by` of a row names its group. Returns nothing if no row is marked; `DataError` if only some groups are.
     """
@@ -278,8 +278,11 @@ def share_correct(scores: Sequence[Any], by: str) -> dict[str, float]:
     if unmarked:
         raise DataError(f"{by} {unmarked[0]} has no row that is correct.", "Write 1 or true in its right row.")
     # Rows that are equally probable share the point of their group.
-    points, points_per_byte = [], []
+    points, points_per_byte, chances = [], [], []
     for rows in groups.values():
+        chances.append(fmean(is_correct for is_correct, _ in rows))
         points.append(fmean(is_correct for is_correct, score in rows if score.best))
         points_per_byte.append(fmean(is_correct for is_correct, score in rows if score.best_per_byte))
-    return {"correct": fmean(points), "correct_per_byte": fmean(points_per_byte)}
+    low, high = share_interval(fmean(points), len(points))
+    figures = {"correct": fmean(points), "correct_low": low, "correct_high": high, "correct_by_chance": fmean(chances)}
+    return figures | {"correct_per_byte": fmean(points_per_byte)}

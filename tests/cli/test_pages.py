@@ -43,15 +43,23 @@ def test_documented_keys_are_those_that_come_out(run, model, heading, command):
     assert set(json.loads(done.out.splitlines()[-1])) == documented(heading)
 
 
+def in_shell(text: str) -> str:
+    """Standard output of commands, by the model `tiny`."""
+    program = f'xlcli() {{ "{sys.executable}" -P -m xlcli "$@"; }}\n' + text.replace("-m books", "-m tiny")
+    environment = {**os.environ, "PYTHONPATH": str(SOURCE)}
+    done = subprocess.run(["bash", "-euc", program], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
 def follow(heading: str) -> None:
-    """Runs the scripts and commands below a heading of docs/words.md, by the model `tiny`."""
+    """Runs the scripts and commands below a heading of docs/words.md."""
     section = re.split(r"\n#+ ", WORDS.partition(f"# {heading}\n")[2])[0]
     for language, code in re.findall(r"^```(\w+)\n(.*?)^```", section, BLOCKS):
-        interpreter = {"python": [sys.executable, "-c"], "shell": ["bash", "-euc"]}[language]
-        program = f'xlcli() {{ "{sys.executable}" -P -m xlcli "$@"; }}\n' if language == "shell" else ""
-        text = program + code.replace("-m books", "-m tiny")
-        done = subprocess.run([*interpreter, text], env={**os.environ, "PYTHONPATH": str(SOURCE)}, capture_output=True)
-        assert done.returncode == 0, done.stderr.decode()
+        if language == "python":
+            subprocess.run([sys.executable, "-c", code], check=True)
+        else:
+            in_shell(code)
 
 
 def table(name: str) -> list[dict[str, str]]:
@@ -99,3 +107,21 @@ def test_documents_in_another_order(run, model, names):
     assert [(float(bits), file, int(number)) for bits, file, number in printed] == [
         (row["bits_per_byte"], row.get("file", ""), row["document"]) for row in rows
     ]
+
+
+@needs_jq
+def test_the_control_of_a_late_chapter(run, model):
+    names = ["early.txt", "other.txt", "later/1.txt", "later/2.txt"]
+    Path("later").mkdir()
+    for number, name in enumerate(names):
+        Path(name).write_text(f"It rained {number} times in the night.\n" * 20)
+    block = re.search(r'^ +options="-m books.*?^      done$', PAGE, BLOCKS)[0]
+    options = ("--mem-len", "16", "--adapt")
+    printed = in_shell(block.replace("--mem-len 1024", "--mem-len 16"))
+    rows = [line.split("\t") for line in printed.splitlines()]
+    assert [row[0] for row in rows] == names[2:]
+    for name, *bits in rows:
+        for past, shown in zip([[], ["early.txt"], ["other.txt"]], bits, strict=True):
+            assert run("eval", *past, name, *options, "--documents", "scores.jsonl").code == 0
+            score = json.loads(Path("scores.jsonl").read_text().splitlines()[-1])
+            assert float(shown) == pytest.approx(score["bits_per_byte"], rel=1e-4)

@@ -460,6 +460,17 @@ def test_a_table_is_no_path(books, tmp_path, kind):
         with pytest.raises(xlcli.ConfigError, match="order" if kind == "set" else "table") as caught:
             call()
         assert caught.value.remedy
+        assert kind == "set" or "table['text']" in caught.value.remedy
+
+
+@pytest.mark.parametrize(
+    ("columns", "named"),
+    [(["id", "Sentence"], "Sentence"), (["item", "words in it"], "item"), (["message", "text"], "text"), ([1], "text")],
+)
+def test_the_remedy_for_a_table_names_a_column_that_it_has(books, columns, named):
+    with pytest.raises(xlcli.ConfigError) as caught:
+        books.score({name: ["a"] for name in columns})
+    assert f"table[{named!r}]" in caught.value.remedy
 
 
 @pytest.mark.parametrize("mem_len", [-1, 1.5, "x"])

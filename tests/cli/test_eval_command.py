@@ -23,7 +23,7 @@ from xlcli.model.lm import LanguageModel
 from xlcli.store.layout import write_record
 
 KEYS = {
-    "each_line", "crlf", "finished",
+    "each_line", "crlf", "finished", "train_steps",
     "model", "position", "attention", "parameters",
     "file", "bytes", "chars", "words", "tokens", "nats", "bits_per_byte", "bits_per_char", "perplexity",
     "word_perplexity", "mem_len", "segment_len", "batch_size", "span", "tokens_per_second", "peak_rss_bytes",

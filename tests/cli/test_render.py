@@ -151,6 +151,15 @@ def test_a_table_of_models_fits_eighty_columns_and_keeps_their_names():
     assert {"contextual-2", "mixed"} <= set(rows[3].split())
 
 
+def test_training_steps_are_shown_if_they_differ():
+    short, long = (dataclasses.replace(SCORE, model=str(steps), train_steps=steps) for steps in (40, 1200))
+    unknown = dataclasses.replace(SCORE, model="imported")
+    *_, heading, first, second, third = sweep_text([short, long, unknown], 3).splitlines()
+    place = heading.index("steps")
+    assert [row[place : place + 5].strip() for row in (first, second, third)] == ["40", "1,200", ""]
+    assert "steps" not in sweep_text([short, short], 2)
+
+
 def test_mean_steps_are_shown_for_adaptive_computation_time():
     shape = config.ModelConfig()
     adaptive = dataclasses.replace(SCORE, mean_steps=2.345)

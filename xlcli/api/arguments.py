@@ -13,6 +13,7 @@ from typing import Any, TypeVar, get_args, get_origin
 
 from xlcli.config import BaseConfig, EvalConfig, GenerateConfig, OnlineConfig, StreamConfig
 from xlcli.errors import ConfigError
+from xlcli.text.documents import USUAL_FIELDS
 
 Text = str | bytes
 Place = str | os.PathLike[str]  # path of a file or folder, or the name of a model
@@ -116,7 +117,8 @@ def _unknown_setting(name: str, function: str, known: Sequence[str]) -> ConfigEr
 def paths(value: Any) -> list[str]:
     """The path, or the several paths, that were given as the argument `text`; `ConfigError` if one is no path."""
     if _is_table(value):
-        remedy = "Pass the path of its file, with text_field='text', or score one column: model.score(table['text'])."
+        name = _text_column(value)
+        remedy = f"Pass the path of its file, with text_field={name}, or score a column: model.score(table[{name}])."
         raise ConfigError("a table or dictionary is no path.", remedy)
     if not is_several(value):
         return [path_of(value, "text")]
@@ -138,10 +140,17 @@ def _is_table(value: object) -> bool:
     return isinstance(value, Mapping) or hasattr(value, "columns")  # of pandas, for example
 
 
+def _text_column(table: Any) -> str:
+    """The column of a table that has the texts by its name, else the first one, as Python writes it."""
+    names = [name for name in getattr(table, "columns", table) if isinstance(name, str)]
+    return repr(min(names or ["text"], key=lambda name: USUAL_FIELDS.get(name.lower(), len(USUAL_FIELDS))))
+
+
 def is_several(text: object) -> bool:
     """True for a list of texts or another iterable; `ConfigError` for what has texts, but in no order or not alone."""
     if _is_table(text):
-        raise ConfigError("a table or dictionary is no list of texts.", "Pass one column: table['text'].")
+        remedy = f"Pass one column: table[{_text_column(text)}]."
+        raise ConfigError("a table or dictionary is no list of texts.", remedy)
     if isinstance(text, set | frozenset):
         raise ConfigError("a set has no order.", "Pass a list: sorted(texts).")
     is_one_text = isinstance(text, str | bytes | bytearray | memoryview)

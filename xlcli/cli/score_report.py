@@ -165,6 +165,8 @@ def sweep_text(
     if n_models > 1:
         title = f"{n_models} models"
         left_out = {"perplexity"}
+    if len({score.train_steps for score in scores}) == 1:
+        left_out.add("steps")
     title += f" on {first.file}, span {first.span}{rounding(first.weight_dtype, first.memory_dtype)}"
     if len(scores) < n_scores:
         title += f", PARTIAL: {len(scores)} of {n_scores} evaluations"
@@ -186,6 +188,7 @@ def _sweep_row(name: str, values: Mapping[str, Any]) -> dict[str, str]:
     """The cells of a model, or of what several have in common, by heading."""
     row = {"model": name, "position": values["position"], "attention": values["attention"]}
     row |= {"params": compact_number(values["parameters"]), "memory": str(values["mem_len"])}
+    row["steps"] = number_or_blank(values.get("train_steps"), ",")
     for heading, (key, style) in FIGURES.items():
         row[heading] = style(values.get(key))
     return row

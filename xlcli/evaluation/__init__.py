@@ -475,6 +475,7 @@ def _score_fields(run: Pass, options: EvalConfig, totals: Totals, batch_size: in
         "parameters": model.network.n_parameters,
         "weight_dtype": model.weight_dtype,
         "finished": model.record.get("finished") is not False,
+        "train_steps": model.record.get("steps"),
         "file": text.part.corpus.name,
         "crlf": sum(text.part.corpus.facts.crlf),
         **asdict(counts),

@@ -47,7 +47,7 @@ def table_rows(portions: Portions, name: str, text_fields: Sequence[str], notice
         try:
             cells = table.take(row, place)
         except UnicodeDecodeError:
-            following = itertools.takewhile(bool, (each for _, _, each in rows))  # a pause ends them
+            following = itertools.takewhile(bool, (each or b"" for _, _, each in rows))  # a pause ends them
             sample = b"".join([row, *itertools.islice(following, _SAMPLE_ROWS)])
             problem = f"{place} of {name} is not UTF-8."
             raise DataError(problem, f"Save it as CSV UTF-8. {conversion(sample)}.") from None

@@ -473,6 +473,24 @@ def test_a_log_that_cannot_be_opened_is_reported_once(log, refuse, monkeypatch):
     assert len(log.notices) == 1
 
 
+@pytest.mark.parametrize("kind", ["device", "pipe", "folder"])
+def test_a_name_that_no_longer_means_a_file_is_waited_for(log, monkeypatch, kind):
+    log.write(b"one\n")
+    log.take()
+    log.rotate()
+    log.path.unlink()
+    if kind == "device":
+        log.path.symlink_to("/dev/zero")
+    elif kind == "pipe":
+        os.mkfifo(log.path)
+    else:
+        log.path.mkdir()
+    monkeypatch.setattr(follow, "WAIT_SECONDS", -1.0)
+    log.restart()
+    log.take()
+    assert (log.read, len(log.notices)) == (b"one\n", 1)
+
+
 @pytest.mark.parametrize("name", ["app.log.1", "app.log.2"])
 def test_a_rotated_file_that_cannot_be_opened_is_named(log, refuse, name):
     log.write(b"one\n")

@@ -244,6 +244,20 @@ def test_texts_of_parquet_of_every_type_with_the_other_columns(kind: pa.DataType
     ]
 
 
+def test_dates_of_parquet_that_python_cannot_hold(tmp_path: Path) -> None:
+    path = tmp_path / "x.parquet"
+    nanoseconds = [pa.timestamp("ns"), pa.timestamp("ns", "UTC"), pa.time64("ns"), pa.duration("ns")]
+    columns = {str(kind): pa.array([1, 3_007], kind) for kind in nanoseconds}
+    parquet.write_table(pa.table({"text": ["a", "b"], **columns}), path)
+    [_, row] = [row.fields for _, row in open_corpus([path]).rows()]
+    assert list(row.values()) == [
+        "1970-01-01 00:00:00.000003", "1970-01-01 00:00:00.000003+00:00", "00:00:00.000003", "0:00:00.000003",
+    ]  # fmt: skip
+    parquet.write_table(pa.table({"text": ["a"], "when": pa.array([2**62], pa.timestamp("us"))}), path)
+    with pytest.raises(DataError, match=r"row 1\b"):
+        list(open_corpus([path]).rows())
+
+
 def test_headers_of_tables() -> None:
     corpus = Path("x.csv")
     corpus.write_text(",,text,\na,1,A,\n")

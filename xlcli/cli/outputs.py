@@ -83,8 +83,9 @@ def _check_kind(option: str, path: Path, kind: Kind) -> None:
         raise ConfigError("--plot needs matplotlib.", 'Install it: pip install "xlcli[plot]".')
     if path.suffix.lower() == PARQUET and importlib.util.find_spec("pyarrow") is None:
         raise ConfigError(f"{option} {path} needs pyarrow.", 'Install it: pip install "xlcli[parquet]".')
-    if kind is PAGE and str(path) == "-":
-        raise ConfigError("--html needs a file; standard output holds the scores.", "Try --html page.html.")
+    if kind in (PAGE, PICTURE) and str(path) == "-":
+        problem = f"{option} needs a file; standard output holds the scores."
+        raise ConfigError(problem, f"Name it, for example {option} scores{kind.suffixes[0]}.")
 
 
 def _status(option: str, name: str) -> os.stat_result | None:

@@ -120,5 +120,6 @@ def _save(figure: Figure, title: str, name: str) -> None:
         label.set_parse_math(False)
     figure.set_figheight(4.5 + ENTRY_INCHES * len(legend.get_texts()))
     path, picture = Path(name), io.BytesIO()
-    figure.savefig(picture, dpi=150, format=path.suffix[1:].lower())
+    format_ = path.suffix[1:].lower() or "png"  # a pipe or device may have no suffix
+    figure.savefig(picture, dpi=150, format=format_)
     write_output(path, [picture.getvalue()])

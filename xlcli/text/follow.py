@@ -6,6 +6,7 @@ two looks. Every other file is foreign and is not read. Where text may be missin
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import stat
@@ -62,7 +63,8 @@ class _OpenFile:
     def __init__(self, path: Path, offset: int = 0, tail: bytes = b"") -> None:
         self.descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         weakref.finalize(self, os.close, self.descriptor)
-        os.pread(self.descriptor, 1, 0)  # raises in a folder or pipe
+        if not stat.S_ISREG(os.fstat(self.descriptor).st_mode):
+            raise OSError(errno.EINVAL, "it is not a regular file")
         self.offset = offset
         self.tail = tail
         self.last_read = time.monotonic()

@@ -270,11 +270,11 @@ def converted(name: str, *files: bytes) -> bytes:
 def tokenizer_json(name: str, make: Callable[[], dict[str, Any]], remedy: str) -> bytes:
     """The `tokenizer.json` of a function; `CheckpointError` with this remedy if it fails at what it is made of."""
     try:
-        tree = make()
+        tree = dict.fromkeys(("normalizer", "pre_tokenizer", "decoder")) | make()
+        return json.dumps(tree).encode()
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         problem = f"{name} holds no vocabulary that can be read: {type(error).__name__} {error!s:.200}"
         raise CheckpointError(f"{problem}.", remedy) from None
-    return json.dumps(dict.fromkeys(("normalizer", "pre_tokenizer", "decoder")) | tree).encode()
 
 
 def _of_merges(pieces: bytes, merges: bytes, added: bytes, special: bytes) -> dict[str, Any]:

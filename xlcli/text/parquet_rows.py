@@ -5,10 +5,14 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from xlcli.errors import DataError
 from xlcli.text.documents import Place, Rows
 from xlcli.text.table_rows import require_columns
+
+if TYPE_CHECKING:
+    import pyarrow
 
 PARQUET = b"PAR1"  # first bytes of Parquet files
 PARQUET_ROWS = 256  # rows per batch
@@ -32,8 +36,26 @@ def parquet_rows(descriptor: int, name: str, text_fields: Sequence[str]) -> Rows
             require_columns(text_fields, texts, parts.schema_arrow.names, name)
             columns = [column for column, kind in kinds.items() if "binary" not in kind]
             for batch in parts.iter_batches(batch_size=PARQUET_ROWS, columns=columns):
-                for row in batch.to_pylist():
+                for row in _in_microseconds(batch).to_pylist():
                     number += 1
                     yield Place("row", number), row
         except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
             raise DataError(f"{name} is a damaged Parquet file: {error}.", "Copy or download it again.") from None
+        except (ValueError, OverflowError) as error:  # Python has no such date
+            problem = f"row {number + 1:,} of {name}, or one of the next, has a value that cannot be read: {error}."
+            raise DataError(problem, "Leave its column out.") from None
+
+
+def _in_microseconds(batch: pyarrow.RecordBatch) -> pyarrow.RecordBatch:
+    """Returns the batch with dates and times that Python can hold: it knows no nanoseconds."""
+    from pyarrow import duration, schema, time64, timestamp
+
+    shorter = {"time64[ns]": time64("us"), "duration[ns]": duration("us")}
+    fields = []
+    for field in batch.schema:
+        kind = str(field.type)
+        if kind.startswith("timestamp[ns"):
+            fields.append(field.with_type(timestamp("us", field.type.tz)))
+        else:
+            fields.append(field.with_type(shorter.get(kind, field.type)))
+    return batch.cast(schema(fields), safe=False)

@@ -40,6 +40,16 @@ def test_import_prints_what_was_mapped_and_the_next_commands(exported, run):
     assert "models/llama" in again.err
 
 
+def test_an_imported_model_whose_name_means_another_one_gets_its_path(exported, run):
+    for name, is_other in (("made", True), ("new", False)):
+        done = run("import", exported, "-o", name)
+        assert done.code == 0, done.err
+        word = f"./{name}" if is_other else name
+        assert done.out.decode().splitlines()[-1] == f"  xlcli generate -m {word}"
+        assert (f"-m {name} is the model in" in done.err) == is_other
+        assert json.loads(run("models", "show", word, "--json").out)["folder"].endswith(name)
+
+
 def test_json_is_one_object(exported, run):
     done = run("import", exported, "-o", "models/m", "--weights", "int8", "--json")
     found = json.loads(done.out)

@@ -50,6 +50,10 @@ def import_(
     for notice in about["notices"]:
         screen.say(notice, "warning")
 
+    word, meant = shlex.quote(str(target)), find(str(target))
+    if not target.samefile(meant):  # a name alone is looked for in models/ first
+        screen.say(f"-m {word} is the model in {meant}; the new one is -m ./{word}", "warning")
+        word = f"./{word}"
     made, config = summarize(target), read_config(target)
     if screen.json:
         screen.object({**fields(made), "imported": about, "config": config.model_dump(mode="json")})
@@ -73,7 +77,6 @@ def import_(
     if bits is not None:
         rows.append(("check", f"{bits:.2f} bits per token of a short text ({math.log2(size):.2f} by chance)"))
     screen.print(table(rows, screen.columns, left=(0, 1)))
-    word = shlex.quote(str(target))
     screen.print(f"\nNext:\n  xlcli eval FILE -m {word}\n  xlcli generate -m {word}\n")
 
 

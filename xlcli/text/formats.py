@@ -217,7 +217,7 @@ def not_utf8(name: str, offset: int, data: bytes, *, is_cut: bool = False) -> Da
     reason = f"is not UTF-8: the byte at offset {offset} is invalid"
     remedy = conversion(data)
     if is_cut:
-        reason = f"ends inside a UTF-8 character, at offset {offset}"
+        reason = "ends inside a UTF-8 character, in its last line"
         remedy = "Cut it at a line end, as head -n does"
     return DataError(f"{name} {reason}.", f"{remedy}, or use --binary to read its raw bytes.")
 

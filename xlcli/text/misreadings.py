@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Set
 from functools import cache
 from itertools import pairwise
 from typing import NamedTuple
@@ -31,7 +30,7 @@ class _Language(NamedTuple):
 
     name: str
     encodings: tuple[str, ...]
-    usual: Set[str]
+    usual: frozenset[str]
     least_share: float = 0.45
 
 
@@ -40,7 +39,7 @@ _LEVEL_1 = bytes(byte for row in range(0xB0, 0xD8) for cell in range(0xA1, 0xFF)
 _BIG5_CELLS = *range(0x40, 0x7F), *range(0xA1, 0xFF)
 _BIG5_LEVEL_1 = bytes(byte for row in range(0xA4, 0xC6) for cell in _BIG5_CELLS for byte in (row, cell))
 """5,338 of the 5,401 most common Chinese characters in Big5."""
-_CHINESE_SIGNS = {*"，。、：；？！（）《》「」“”…"}
+_CHINESE_SIGNS = frozenset("，。、：；？！（）《》「」“”…")
 _BIG5 = _Language("Chinese", ("big5",), _CHINESE_SIGNS.union(_BIG5_LEVEL_1.decode("big5")), 0.9)
 _LANGUAGES = (
     _Language("Arabic", ("cp1256", "cp720", "iso-8859-6"), frozenset("اليمونرتبه")),
@@ -76,7 +75,7 @@ for _alphabet in _ALPHABETS:
 _IN_LATIN = "àáâãäåæçèéêëìíîïðñòóôõöøùúûüýþÿßœąćęłńśźżčďěňřšťůžğışőűățș£§°©®²³µ¼½¿¡–—‘’“”„…•€™\ufeff\ufffd"
 _LATIN = _Language("Latin", (), frozenset(_IN_LATIN), 1.0)
 _IN_LATIN_LETTERS = ("cp1252", "cp1250", "iso-8859-2", "cp1254", "macintosh", "cp850")
-_OTHER_SCRIPTS = _Language("other", (), {*map(chr, range(0x900, 0x1380))}, 1.0)  # from Devanagari to Ethiopic
+_OTHER_SCRIPTS = _Language("other", (), frozenset(map(chr, range(0x900, 0x1380))), 1.0)  # from Devanagari to Ethiopic
 _ANY_LATIN = _LATIN._replace(encodings=_IN_LATIN_LETTERS, least_share=0.7)
 _OTHER_SIGNS = {
     "(?:[\x81-\x9f][@-~\x80-ü]){3}": "Japanese in shift-jis, read as latin-1",

@@ -49,8 +49,8 @@ def table_rows(portions: Portions, name: str, text_fields: Sequence[str], notice
         except UnicodeDecodeError:
             following = itertools.takewhile(bool, (each or b"" for _, _, each in rows))  # a pause ends them
             sample = b"".join([row, *itertools.islice(following, _SAMPLE_ROWS)])
-            problem = f"{place} of {name} is not UTF-8."
-            raise DataError(problem, f"Save it as CSV UTF-8. {conversion(sample)}.") from None
+            remedy = f"Save it as CSV UTF-8. {conversion(sample)}."
+            raise DataError(f"{place} of {name} is not UTF-8.", remedy) from None
         if cells is None:  # it names the columns
             continue
         if not has_told_of_comma and table.divides_text(cells):
@@ -104,10 +104,7 @@ class _Table:
             is_open = not is_open
 
     def take(self, row: bytearray, place: str) -> dict[str, str] | None:
-        """The cells of a row by column; None if it names the columns or what divides them, which is kept.
-
-        `UnicodeDecodeError` if it is not UTF-8.
-        """
+        """The cells of a row by column, if it is UTF-8; None if it names them or what divides them, which is kept."""
         separator = _SEPARATOR.fullmatch(row)
         if separator and not self._columns:
             self._delimiter = separator[1].decode(errors="replace")

@@ -165,8 +165,7 @@ class Coverage:
             yield Notice(f"{share}: the vocabulary of {self._model} has no pieces for its script", "warning")
 
 
-# `books`: 0.25 of Finnish, 0.45 of Vietnamese, 0.87 or more of other scripts. SmolLM2, which has pieces of two bytes
-# of a character: 0.5 of Hindi, 0.65 of Japanese, 0.91 of Thai, 0.99 of Georgian.
+# `books`: 0.45 of Vietnamese, 0.87 or more of other scripts; SmolLM2: 0.5 of Hindi, 0.65 of Japanese, 0.91 of Thai
 SPELLED_SHARE = 0.6
 LEAST_SPELLED = 16  # bytes of a text; a sign or two are spelled in any vocabulary
 

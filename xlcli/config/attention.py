@@ -81,10 +81,6 @@ class SoftmaxAttentionConfig(AttentionConfig):
     def key_heads(self) -> int:
         return self.n_kv_heads or self.n_heads
 
-    def score_scale(self, n_terms: int, head_dim: int) -> float:
-        """Factor on scores of `n_terms` inner products: 1/sqrt(n_terms * head_dim), or 1 if `scaled` is off."""
-        return float((n_terms * head_dim) ** -0.5) if self.scaled else 1.0
-
     def memory_bytes(self, mem_len: int, head_dim: int, dtype: MemoryDtype = "float32") -> int:
         """One key and one value for each token and head, in int8 with a float32 scale each."""
         # Of one key or value.

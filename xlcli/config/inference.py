@@ -506,8 +506,7 @@ class GenerateConfig(LearningConfig, InferenceConfig):
         """The distribution to sample from, with a vocabulary of this kind.
 
         Without any setting it is `TUNED` for subwords. Otherwise what is not set changes nothing, but for a temperature
-        of 0.8, so a temperature of 1 samples from the distribution of the model. The penalty is not for bytes, which
-        repeat in any text.
+        of 0.8: a temperature of 1 samples from the distribution of the model. Bytes get no penalty, as they repeat.
         """
         settings = {name: getattr(self, name) for name in Sampling._fields}
         changes = {name: value for name, value in settings.items() if value is not None}

@@ -305,8 +305,7 @@ class ModelConfig(BaseConfig):
     ) -> Self:
         """Copy with other inference settings, as trained where None; `InvalidSettingError` if the model has none such.
 
-        `n_steps` is for universal stacks, `n_hashes` for LSH attention. Full attention sees the first `n_sinks` tokens
-        of a text besides the memory.
+        `n_steps` is for universal stacks, `n_hashes` for LSH attention. `n_sinks` first tokens of a text stay visible.
         """
         stack, attention, position = self.stack, self.attention, self.position
         remedy = "Omit it to use the trained value."

@@ -85,10 +85,7 @@ def _check_depth(name: str, value: Any, n_levels: int = DEPTH) -> None:
 
 
 def merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> Tree:
-    """Tables of both; values of `above` win.
-
-    A table of `UNIONS` whose `kind` changes keeps only its shared heads, because other keys belong to the old kind.
-    """
+    """Joins two tables; values of `above` win. If the `kind` of a table changes, it keeps only its shared heads."""
     result = dict(below)
     for key, value in above.items():
         old = result.get(key)

@@ -110,27 +110,27 @@ def import_model(
             if not re.fullmatch(format_.copies, unread):
                 raise CheckpointError(f"{path} has the tensor '{unread}', which xlcli cannot import.", DOWNLOAD)
         rounded_to = None if stored_as else _make_small(folder, show)
-        about = _about(folder, format_, source, tokenizer, show)
+        imported = _record_of_import(folder, format_, source, tokenizer, show)
         if rounded_to:
             remark = f"the weights are rounded to {rounded_to}: --weights float32 keeps those of the file"
-            about["notices"].append(remark)
-        corpus = f"imported from {about['source']} ({about['format']})"
-        write_record(folder, {"corpus": corpus, "imported": about, "finished": True})
-    return about
+            imported["notices"].append(remark)
+        corpus = f"imported from {imported['source']} ({imported['format']})"
+        write_record(folder, {"corpus": corpus, "imported": imported, "finished": True})
+    return imported
 
 
-def _about(
+def _record_of_import(
     folder: Path, format_: Format, source: Source, tokenizer: Tokenizer, show: Callable[[Progress], None]
 ) -> Tree:
-    """What the record says of the import: see `import_model`, whose model is complete in `folder`."""
-    about: Tree = {"format": format_.name, "source": source.path.resolve().name, "tokenizer": tokenizer.kind}
-    about |= {END: source.ids(END, tokenizer.vocab_size), "chat_templates": {}, "check_bits": _check(folder, show)}
-    about["notices"] = format_.notices(source, tokenizer)
+    """Makes the entry `imported` of the record of the complete model in `folder`, as `import_model` returns it."""
+    imported: Tree = {"format": format_.name, "source": source.path.resolve().name, "tokenizer": tokenizer.kind}
+    imported |= {END: source.ids(END, tokenizer.vocab_size), "chat_templates": {}, "check_bits": _check(folder, show)}
+    imported["notices"] = format_.notices(source, tokenizer)
     try:
-        about["chat_templates"] = _chat_templates(format_, source)
+        imported["chat_templates"] = _chat_templates(format_, source)
     except (CheckpointError, ValueError, LookupError, TypeError, AttributeError) as error:
-        about["notices"].append(f"the chat template is lost: {error}")
-    return about
+        imported["notices"].append(f"the chat template is lost: {error}")
+    return imported
 
 
 def _check_sizes(path: Path, model: ModelConfig, infos: Mapping[str, TensorInfo]) -> None:
@@ -225,18 +225,18 @@ def _what_to_give(path: Path) -> str:
 
 
 def _sections(format_: Format, source: Source) -> SavedConfig:
-    """The configuration of a source. An exported model has its own, which holds while the other settings agree."""
-    tree = source.config.get(OWN)
+    """Reads the configuration of a source: its own, if xlcli has exported it and no other setting was changed since."""
+    own_config = source.config.get(OWN)
     try:
         config = validate(SavedConfig, {"text": {}, **format_.sections(source)})
-        if not isinstance(tree, dict):
+        if not isinstance(own_config, dict):
             return config
-        exported_from = validate(SavedConfig, tree)
-        expected = format_.export_config(exported_from)
+        exported_from = validate(SavedConfig, own_config)
+        settings_then = format_.export_config(exported_from)
     except ConfigError as error:
         raise CheckpointError(f"{source.path} cannot be imported: {error.message}", CAN) from None
-    has_window = _WINDOW in source.config and _WINDOW in expected
-    if has_window and source.config[_WINDOW] != expected[_WINDOW]:
+    has_window = _WINDOW in source.config and _WINDOW in settings_then
+    if has_window and source.config[_WINDOW] != settings_then[_WINDOW]:
         return config
     return config if _difference(exported_from.model, config.model) else exported_from
 
@@ -320,9 +320,9 @@ def _check(folder: Path, show: Callable[[Progress], None]) -> float | None:
 
 
 def _score(model: LoadedModel, text: bytes, show: Callable[[Progress], None]) -> tuple[float, bool]:
-    """Mean surprisal in bits of the first tokens of a text; of token 0, and False, if it cannot be spelled.
+    """Scores the first tokens of a text: their mean surprisal in bits, and whether the vocabulary can spell the text.
 
-    `show` gets the number of tokens that were read, beside the number type of the weights.
+    If it cannot, the surprisal is that of token 0. `show` is called with the progress of this work.
     """
     can_spell = True
     try:

@@ -87,22 +87,25 @@ class Format(ABC):
             yield name, self.read(source, name, model, tuple(empty.shape))
 
     def read(self, source: Source, name: str, model: ModelConfig, shape: tuple[int, ...]) -> Tensor:
-        """The weight `name` of xlcli, of this shape."""
+        """Reads the weight that xlcli calls `name`, of this shape: a tensor of the source, or some rows of one."""
         tensor, start, n_rows = self.place(name, model)
         if tensor.endswith(self.zeros) and tensor not in source.stored:
             return torch.zeros(shape)
         # A model saved without its head has no prefix, and a tied one may have its table as that of the head alone.
         short = tensor.removeprefix(self.prefix)
+        is_tied_table = short == self.table and model.embedding.tied
         if short in source.stored:
             tensor = short
-        elif short == self.table and model.embedding.tied and self.head in source.stored:
+        elif is_tied_table and self.head in source.stored:
             tensor = self.head
-        stored_shape = (n_rows, *shape[1:]) if n_rows else shape
-        if self.is_transposed and name.startswith("stack.") and len(shape) == 2:
+        is_part = n_rows > 0
+        stored_shape = (n_rows, *shape[1:]) if is_part else shape
+        is_matrix_of_block = name.startswith("stack.") and len(shape) == 2
+        if self.is_transposed and is_matrix_of_block:
             whole = source.take(tensor, stored_shape[::-1]).T
         else:
             whole = source.take(tensor, stored_shape)
-        if n_rows == 0:
+        if not is_part:
             return whole
         if self.is_by_head:
             whole = rearrange(whole, "(h part e) ... -> (part h e) ...", part=len(PARTS), e=model.head_dim)
@@ -193,10 +196,7 @@ class Format(ABC):
     def write(
         self, target: Path, config: Mapping[str, Any], weights: dict[str, Tensor], tokenizer: Tokenizer, templates: Tree
     ) -> list[str]:
-        """Writes a folder with a `config.json`, of which END is a list, and chat templates by name; all or nothing.
-
-        Returns notices of what is lost, or read in another way.
-        """
+        """Writes a folder with a `config.json`, and chat templates by name, all or nothing; returns what is lost."""
         files = self.export_tokenizer(tokenizer)
         with new_folder(target) as folder:
             if tokenizer.data not in files.values():

@@ -282,7 +282,7 @@ def _architecture(source: Source) -> Architecture:
 
 
 def _config(name: str, metadata: Mapping[str, Any], stored: Mapping[str, StoredTensor]) -> Mapping[str, Any]:
-    """The settings of a file by their names in Hugging Face; unknown ones keep their name, and are refused later."""
+    """Translates the settings of a file into those of a `config.json`; unknown ones, refused later, stay."""
     architecture = ARCHITECTURES[name]
     values = with_prefix(f"{name}.", metadata)
     tree: dict[str, Any] = {setting: tensor in stored for setting, tensor in architecture.biases.items()}
@@ -295,7 +295,7 @@ def _config(name: str, metadata: Mapping[str, Any], stored: Mapping[str, StoredT
     head_width = None
     with suppress(LookupError, TypeError, ArithmeticError):
         head_width = values["embedding_length"] // n_heads
-    # A key that says what others imply is left out; another value of it may be refused.
+    # A key whose value others imply is left out; with another value it stays, and may be refused.
     vocab_size = stored[GGUF.table].info.shape[0]
     implied = {"vocab_size": vocab_size, "attention.head_count_kv": n_heads}
     implied |= dict.fromkeys(_WIDTHS, values.get("attention.key_length", head_width))

@@ -259,9 +259,9 @@ def with_memory(reach: int, length: int) -> dict[str, Any]:
 
 
 def _windows(kind: str, n_layers: int, settings: Settings) -> list[int | None]:
-    """Number of tokens that a token sees in each layer, itself included; None if it sees all.
+    """Reads how many tokens a token sees in each layer, itself included; None for a layer in which it sees all.
 
-    The types of layers are given one by one, or as the number of the first layer with a window.
+    The source gives the types of layers one by one, or the number of the first layer that has a window.
     """
     full, sliding = LAYERS
     if kind in ("llama", "olmo"):
@@ -283,7 +283,7 @@ def _windows(kind: str, n_layers: int, settings: Settings) -> list[int | None]:
 def rotary(
     settings: Settings, base_key: str = "rope_theta", share_key: str = "partial_rotary_factor", share: float = 1.0
 ) -> tuple[float, dict[str, Any], float]:
-    """`base` and `scaling` of rotary positions, and the share of the features of a head that are rotated.
+    """Reads the `base` and `scaling` of rotary positions, and the share of the features of a head that are rotated.
 
     Current releases of transformers have them in the table `rope_parameters`, older ones in a table `rope_scaling` and
     in `base_key` and `share_key` beside it; `share` is the default. All are taken from `settings`, also those that do

@@ -111,7 +111,7 @@ def buffers(n_kv_heads: int, cache: Any, batch: int, memory_type: Array) -> Buff
 
 @inner(fastmath=FASTMATH)
 def prepare(attention: Any, cache: Any, memory_type: Array, qkv: Array, queries: Array, team: Team) -> None:
-    """Writes keys and values of the new tokens, and queries (b h e+f+p) with those for position keys behind them."""
+    """Writes new keys and values to the memories, and what keys are multiplied by to `queries` (b h e+f+p)."""
     batch, h, g, e = len(qkv), attention.n_heads, attention.n_kv_heads, attention.head_dim
     memory = buffers(g, cache, batch, memory_type)
     new_row = cache.stop - 1
@@ -201,7 +201,7 @@ def start_of_chunk(cache: Any, n_keys: int, c: int, n_chunks: int) -> int:
 
 @inner(fastmath=FASTMATH)
 def attend(call: Any, attention: Any, cache: Any, memory_type: Array, queries: Array, parts: Array, team: Team) -> None:
-    """Attention to each chunk of keys, and to sinks: writes the results of `attend_chunk` to `parts` (b c h e+2).
+    """Computes attention to each chunk of keys, and to sinks: writes results of `attend_chunk` to `parts` (b c h e+2).
 
     A task is chunk c of the keys of head j of sequence b. Heads of a chunk follow each other, because they share its
     position keys. Sequences with fewer keys than others have fewer chunks; behind the last one come the sinks, if any.
@@ -239,19 +239,20 @@ def attend_chunk(
     queries: Array,
     out: Array,
 ) -> None:
-    """Attention of some queries to keys `first` to `last` of the `n_keys` latest ones of head j of sequence b.
+    """Computes the attention of the queries of a head to a chunk of its keys, to be merged with that to other chunks.
 
-    Keys count from the oldest one, number 0; the last one, number `n_keys` - 1, is that of the query. For each of the
-    n `queries` that share the head, `out` (n e+2) gets the values (e) summed with softmax weights, which are relative
-    to the largest score of the chunk, then that score, then the sum of the weights.
+    The chunk has keys `first` to `last` - 1 of the `n_keys` latest ones of head j of sequence b. Keys count from the
+    oldest one, number 0; the last one, number `n_keys` - 1, is that of the query. For each of the n `queries` that
+    share the head, `out` (n e+2) gets the values (e) summed with softmax weights, which are relative to the largest
+    score of the chunk, then that score, then the sum of the weights.
     """
     e, n, n_queries = attention.head_dim, last - first, len(queries)
     rows = slice(cache.stop - n_keys + first, cache.stop - n_keys + last)
     keys, values = memory.keys[b, j, rows], memory.values[b, j, rows]
     scores = np.empty((n_queries, n), np.float32)
 
-    # Keys beyond clamp_len come first. Stored keys are rotated by their positions: these are turned to that distance.
-    # `turn_of_first` is how far the first key is beyond clamp_len; that of the next one is one less.
+    # Keys further back than clamp_len come first, and count as at this distance. With rotary positions they are stored
+    # as rotated by their own, so they are turned back: the first one by so many positions, the next one by one less.
     turn_of_first = n_keys - 1 - cache.clamp_len - first
     n_far = max(0, min(n, turn_of_first))
     n_turned = n_far if cache.turns else 0
@@ -312,7 +313,7 @@ def multiply(x: Array, y: Array) -> None:
 def complete_scores(
     attention: Any, cache: Any, n_keys: int, h: int, first: int, n_far: int, query: Array, scores: Array
 ) -> None:
-    """Turns inner products (n) of the query of head h into scores, in place: position terms, scale, biases.
+    """Turns inner products (n) of the query of head h into scores, in place, by position terms, scale and biases.
 
     The products are those of the keys from number `first` on, of which the first `n_far` are beyond `clamp_len`.
     """

@@ -75,10 +75,10 @@ def add_inputs(call: Any, block: Any, x: Array, x0: Array) -> None:
 
 @inner(fastmath=FASTMATH)
 def follow(call: Any, weight_type: Array, memory_type: Array, space: Any, counters: Any, out: Array) -> None:
-    """The part of one thread in `decode_token`.
+    """Computes the part of one thread in `decode_token`: its tasks of each block, one step after the other.
 
-    `space` is the address of memory for results of steps, which all threads divide in the same way: `floats_of_block`
-    numbers for each sequence and block.
+    The results of steps are in memory that all threads share and divide in the same way, `floats_of_block` numbers for
+    each sequence and block: `space` is its address, and moves on. The stream x is a copy of each thread.
     """
     batch, d = call.batch, call.dim
     x, x0 = array(call.x, (batch, d)).copy(), array(call.x0, (batch, d))
@@ -90,10 +90,11 @@ def follow(call: Any, weight_type: Array, memory_type: Array, space: Any, counte
         h, g, e = attention.n_heads, attention.n_kv_heads, attention.head_dim
         add_inputs(call, block, x, x0)
 
-        # With `parallel` the feed-forward branch reads the same x as attention, which changes x.
+        # With `parallel` the feed-forward branch reads the x that attention reads, and later changes.
         attention_input = normalize_all(x, block.attention_residual.before)
         up_input = normalize_all(x, block.feed_forward_residual.before) if block.parallel else attention_input
-        # The attention branch: results of its steps one behind the other in `space`, then the steps.
+
+        # The attention branch: places for the results of its steps, one behind the other, then the steps.
         qkv = array(space, (batch, (h + 2 * g) * e))
         queries = array(space + qkv.nbytes, (batch, h, e + attention.n_features + attention.n_projected))
         most_chunks = count_parts(attention, cache, cache.stop - cache.start)
@@ -147,7 +148,7 @@ def floats_of_block(call: Any, block: Any, cache: Any) -> int:
 
 @compiled(parallel={"prange": True, "numpy": False, "setitem": False, "reduction": False, "fusion": False})
 def decode_token(calls: Array, weight_type: Array, memory_type: Array) -> Array:
-    """Blocks, and a head, for one new token of each sequence; writes its keys and values to the memories.
+    """Runs blocks, and a head if there is one, on a new token of each sequence, and adds the token to the memories.
 
     `calls` is `CALL` (1); the other arguments are empty arrays of the type of all weights of matrices, and of all keys
     and values. Returns logits (b v), or without head the output (b d) of the last block.

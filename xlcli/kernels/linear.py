@@ -199,9 +199,9 @@ def normalize(x: Array, norm: Any, out: Array) -> None:
 
 @inner(fastmath=FASTMATH)
 def apply_activation(matrix: Any, first: int, last: int, y: Array, out: Array) -> None:
-    """Turns inner products into outputs `first` to `last` of a linear layer, in `out` (n): scale, bias, activation.
+    """Writes outputs `first` to `last` - 1 of a linear layer to `out` (n): its products with scale, bias, activation.
 
-    `y` are the products: those of n rows, or if the layer is gated of n rows and then of n gates. It is changed.
+    `y` has the products of n rows, and if the layer is gated those of n gates behind them. It is changed.
     """
     n = out.size
     for half in range(1 + matrix.gated):
@@ -224,17 +224,18 @@ def apply_activation(matrix: Any, first: int, last: int, y: Array, out: Array) -
 
 @inner(fastmath=FASTMATH)
 def linear(matrix: Any, x: Array, weight_type: Array, out: Array, team: Team) -> None:
-    """Linear layer with weights of the type of `weight_type`, and its activation: output (b n) of x (b d).
+    """Computes the output (b n) of a linear layer and its activation from x (b d); this thread does some of the tasks.
 
     The n outputs are divided into quarters, and a task computes the same places in each of them, because `four_dots`
     reads four rows at once. If the layer is gated they are divided into halves, and the four rows are those of two
-    outputs and of their gates.
+    outputs and of their gates. The weights have the type of `weight_type`.
     """
     batch, n = out.shape
     gated = matrix.gated  # 1, else 0: the number of gates of an output
     n_parts = 2 if gated else 4
     part_len = n // n_parts
-    near = part_len  # distances between the four rows, see `four_dots`
+    # The four rows that `four_dots` reads are r, r + near, r + far, r + near + far.
+    near = part_len
     far = n if gated else 2 * part_len
     weight = array(matrix.weight, (n + gated * n, x.shape[1]), weight_type.dtype)
     y = np.empty(len(weight), np.float32)

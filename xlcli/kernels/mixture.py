@@ -11,8 +11,7 @@ by how often it and how often others did. All tokens that followed no context ke
 softmax of all logits is the prediction: a cache in the sense of Grave et al. 2017, with weights as in mixtures of the
 PAQ family (Mahoney 2005) and rates by the size of earlier gradients (Duchi et al. 2011).
 
-Contexts are the latest 1 to 12 tokens, and for lines that are alike, places in a line. `tests/oracles/mixture.py` is
-the slow twin.
+Contexts are the latest 1 to 12 tokens, and places in similar lines. `tests/oracles/mixture.py` is the slow twin.
 """
 
 from __future__ import annotations
@@ -234,16 +233,16 @@ def read(index: Index, learned: Learned, line_ends: Array, texts: Array, log_p: 
     n_not_predicted = n_tokens - len(log_p)
     for i in range(n_tokens):
         token, follower = texts[0, i], texts[1, i]
-        is_known = follower >= 0
+        is_follower_known = follower >= 0
         append(index, token, line_ends)
         if i >= n_not_predicted:
             candidates = find(index, found)
             predict(candidates, found, learned, log_p[i - n_not_predicted])
-            if is_known:  # only after the prediction
+            if is_follower_known:  # it is used only after it was predicted
                 learn(candidates, found, follower, learned)
             for candidate in candidates:  # `find` needs counts of 0; to clear all of them would take longer
                 found.counts[candidate] = 0
-        if is_known:
+        if is_follower_known:
             store(index, follower)
 
 

@@ -71,8 +71,7 @@ of Transformer-XL, cosines, then sines, for distances up to `clamp_len`, which i
 additions (h n_distances) to the scores. The products with projected position keys are, for each half of a block, those
 with `position_blocks` (h n_blocks p 2 * `RANK`), the far half first, times `basis` (`RANK` `HALF_LEN`).
 `sin` and `cos` (b r/2) belong to the rotary angles of the queries. Rows of `turns` (n r), sines, then cosines, rotate a
-key by its distance beyond `clamp_len`; 0: no key is further back. `far_bias` is added to the scores of those beyond
-`full_len`.
+key by its distance beyond `clamp_len`; 0: no key is further back. `far_bias` is added to scores beyond `full_len`.
 
 A query rotated by the angles of the sinks (b r/2) also attends to the first ones of their keys and values
 (b g n_sinks e), `sink_counts` (b, int64) of them. All are 0 if no query of the batch sees any.

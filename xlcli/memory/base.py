@@ -84,8 +84,8 @@ class Memory:
 
     @classmethod
     def check(cls, tensors: Mapping[str, Tensor], batch_size: int) -> None:
-        """`ValueError` if loaded tensors have not names, types and shapes of one memory of this kind and batch size."""
-        needed = [name for name, axes in cls.axes.items() if "s" not in axes]
+        """Checks names, types and shapes of loaded tensors; an axis, such as h, has one length. `ValueError` else."""
+        needed = [name for name, axes in cls.axes.items() if "s" not in axes]  # sinks may be missing, all of them
         if set(tensors) not in (set(needed), set(cls.axes)):
             names = ", ".join(sorted(tensors)) or "none"
             raise ValueError(f"memory '{cls.kind}' needs the tensors {', '.join(needed)}; found {names}")
@@ -93,8 +93,8 @@ class Memory:
         key_value_types = set()
         for name, t in tensors.items():
             axes = cls.axes[name]
-            has_only_type = name in cls.dtypes
-            is_right_type = t.dtype == cls.dtypes[name] if has_only_type else t.is_floating_point()
+            has_fixed_type = name in cls.dtypes
+            is_right_type = t.dtype == cls.dtypes[name] if has_fixed_type else t.is_floating_point()
             if t.ndim != len(axes) or not is_right_type:
                 raise ValueError(f"tensor '{name}' of memory '{cls.kind}' has the wrong type or number of axes")
             for axis, n in zip(axes, t.shape, strict=True):
@@ -102,8 +102,8 @@ class Memory:
                     sizes[axis] = n
                 if sizes[axis] != n:
                     raise ValueError(f"tensor '{name}' of memory '{cls.kind}' has the wrong shape {list(t.shape)}")
-            is_of_heads, is_of_sinks = "h" in axes, "s" in axes
-            if is_of_heads and not is_of_sinks and not has_only_type:
+            are_keys_or_values = "h" in axes and "s" not in axes
+            if are_keys_or_values and not has_fixed_type:
                 key_value_types.add(t.dtype)
         if len(key_value_types) > 1:
             raise ValueError(f"keys and values of memory '{cls.kind}' have different number types")

@@ -146,13 +146,14 @@ class ContextCache(OnlineMemory):
         return replace(self, learned=Learned(*map(np.copy, self.learned)), unread=[self.texts])
 
     def go_back(self, before: ContextCache, n_tokens: int) -> None:
-        """Makes this cache, which has read `n_tokens` since, equal to its snapshot `before`, in place."""
+        """Undoes the reading of the last `n_tokens`: makes this cache equal to its snapshot `before`, in place."""
         for array, saved in zip(self.learned, before.learned, strict=True):
             array[...] = saved
         if self.unread:  # the saved tokens still wait to be read, so nothing has entered the index
             return
         index = self.index
-        if n_tokens > SLACK - REACH:  # the rings no longer have the oldest tokens of the snapshot
+        is_oldest_overwritten = n_tokens > SLACK - REACH  # in the rings that have the tokens of the snapshot
+        if is_oldest_overwritten:
             index.heads[...] = -1
             index.sizes[N_READ] = 0
             self.unread.append(before.texts)
@@ -163,8 +164,9 @@ class ContextCache(OnlineMemory):
         places = places[index.followers[places] != UNKNOWN]  # without a follower a position never became a head
         last_bits = np.uint64(index.heads.shape[1] - 1)
         for heads, links, keys in zip(index.heads, index.links, index.keys, strict=True):
-            changed_heads = (keys[places] & last_bits).astype(np.int64)
-            heads[changed_heads] = links[places]  # of positions with one head the last one here, the earliest, counts
+            head_of_place = (keys[places] & last_bits).astype(np.int64)
+            # A head gets the link of its earliest position, which is assigned last.
+            heads[head_of_place] = links[places]
 
     def fits(self, vocab_size: int) -> bool:
         """True if all tokens are in a vocabulary of this size."""

@@ -37,10 +37,7 @@ class OnlineMemory(ABC):
     @classmethod
     @abstractmethod
     def restore(cls, tensors: Mapping[str, Tensor], description: Mapping[str, str]) -> Self:
-        """Value from the results of `tensors` and `describe`.
-
-        `KeyError` if an entry is missing, `ValueError` if the entries do not belong to one value.
-        """
+        """Makes a value of the results of `tensors` and `describe`; `KeyError` or `ValueError` if they are damaged."""
 
     def fork(self) -> Self:
         """Copy that shares no tensor."""

@@ -40,8 +40,7 @@ class TokenMemory(Memory):
 class TokenBuffers(TokenMemory):
     """Rows `start` to `stop` of buffers (b h m ...) with unused rows at their end: one for each entry of `axes` with m.
 
-    Under inference mode `extend` writes into the buffers, so the old memory must not be used any more; copy it with
-    `State.fork` to continue it twice.
+    In inference mode `extend` writes into the buffers: do not use the old memory any more, or copy it by `State.fork`.
     """
 
     buffers: tuple[Tensor, ...]

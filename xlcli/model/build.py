@@ -145,7 +145,7 @@ def _attention(config: ModelConfig, attention: AttentionConfig, position: Positi
     settings: dict[str, Any] = {name: value for name, value in attention if name not in computed}
     settings |= {"dim": config.dim, "head_dim": config.head_dim, "position": position}
     if isinstance(attention, kinds.SoftmaxAttentionConfig):
-        scale = attention.score_scale(position.n_terms, config.head_dim)
+        scale = (position.n_terms * config.head_dim) ** -0.5 if attention.scaled else 1.0
         settings |= {"scale": scale, "dropout": config.dropout.attention, "epsilon": config.norm.epsilon}
     if isinstance(attention, kinds.FullAttentionConfig):
         settings["n_sinks"] = config.n_sinks

@@ -1,8 +1,7 @@
 """Fast decoding on the CPU: predictions after one new token of each sequence, by the kernels of `kernels/decode.py`.
 
 A `Decoder` computes `LanguageModel.logits` for calls of one token, with the same states. It packs the weights once;
-stored matrices (`ops/stored.py`) are not copied but joined. Blocks without a kernel (linear and LSH attention, for
-example) run as modules.
+stored matrices (`ops/stored.py`) are not copied but joined. Blocks without a kernel (linear, LSH) run as modules.
 """
 
 from __future__ import annotations
@@ -173,7 +172,7 @@ class Decoder:
     def _run_kernel(
         self, part: Part, x: Tensor, stack_input: Tensor, memories: Sequence[Memory], context: AttentionContext
     ) -> tuple[Tensor, list[Memory]]:
-        """Output (b 1 d), or logits (b 1 v) if the part has a head, and the new memories.
+        """Runs the kernel on a part of the stack: output (b 1 d), or logits (b 1 v) if it has a head, and new memories.
 
         The kernel gets addresses only. What they point to lives as long as the local variables here, `kept` among them,
         and, for weights, as long as the packer, which owns them.
@@ -206,9 +205,10 @@ class Decoder:
     def _caches(
         self, part: Part, memories: Sequence[Memory], context: AttentionContext
     ) -> tuple[list[Packed], list[TokenBuffers], list[Tensor]]:
-        """`CACHE` of each block of a part, the new memories, and arrays that the caller must keep during the call.
+        """Describes the memory of each block of a part for the kernel, which writes the new token into it.
 
-        The kernel writes the new token into the buffers of the memories, in the row that is reserved here.
+        Returns records `CACHE`, the new memories, in which a row is reserved for the token, and the arrays that the
+        addresses in the records point to: the caller must keep them until the kernel has returned.
         """
         caches, extended = [], []
         kept: list[Tensor] = []
@@ -220,7 +220,7 @@ class Decoder:
             if isinstance(attention, LocalAttention):
                 layer_context = context.narrow(attention.window)
             memory = memory.reserve(1, layer_context.keep)
-            # What else `Shared` depends on is the same for all layers of a call.
+            # Layers of one kind and length share tables; all else that these depend on is equal in a call.
             key = kind, memory.length, memory.n_sinks
             if key not in shared_by_layers:
                 shared_by_layers[key] = self._tables.share(attention, memory, layer_context)
@@ -383,7 +383,7 @@ class Packer:
     def _matrix(
         self, weight: Tensor, bias: Tensor | None = None, activation: int = 0, *, is_gated: bool = False
     ) -> Packed:
-        """Fields of `MATRIX`: weights in their encoding, exact because they are rounded already."""
+        """Makes the record `MATRIX` of a linear layer, with weights in their encoding, to which they are rounded."""
         scale = None
         rows = weight
         if isinstance(weight, StoredMatrix) and weight.rows.dtype == self.weight_type:

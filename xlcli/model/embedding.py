@@ -32,10 +32,7 @@ class Embedding(nn.Module):
 
 
 class TokenEmbedding(Embedding):
-    """One table of vectors.
-
-    With `inner_dim` the vectors have that width and the matrix `up` projects them to `dim` (Lan et al. 2020, sec. 3.1).
-    """
+    """A table of vectors; with `inner_dim` they have that width, and `up` projects them to `dim` (Lan et al. 2020)."""
 
     def __init__(
         self, *, vocab_size: int, dim: int, inner_dim: int | None = None, scaled: bool = False, dropout: float = 0.0

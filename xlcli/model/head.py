@@ -98,10 +98,7 @@ class Head(nn.Module):
 
 
 class SoftmaxHead(Head):
-    """Linear layer with table (v w); `projection` (d w), if any, projects hidden states to w features first.
-
-    `gradient_dtype` as in `Linear`.
-    """
+    """Linear layer with table (v w); `projection` (d w), if any, comes first. `gradient_dtype` is as in `Linear`."""
 
     gradient_dtype: torch.dtype | None = None
 
@@ -133,8 +130,7 @@ class AdaptiveHead(Head):
 
     The first softmax has the words of the first cluster and one logit for each other cluster, its tail. The probability
     of a tail is divided among its words by a softmax of its own. Cluster i has logit cutoffs[0] + i - 1. As in
-    Transformer-XL, the vectors of tail logits have the width of the first cluster and apply to its projected hidden
-    states.
+    Transformer-XL, the vectors of tail logits have the width of the first cluster, of projected hidden states.
     """
 
     def __init__(self, *, clusters: Sequence[SoftmaxHead], cutoffs: Sequence[int], bias: bool, **settings: Any) -> None:

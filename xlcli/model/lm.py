@@ -141,14 +141,17 @@ class LanguageModel(nn.Module):
 
     @torch.no_grad()
     def _with_zeros(self, state: State) -> State:
-        """State with a memory of zero layer inputs in place of the empty one, if its span has them."""
+        """Returns a state with memories of zero layer inputs instead of empty ones, if its span begins with such zeros.
+
+        The model reads the zeros (b m d) as if they were tokens before the text, whose outputs nobody needs.
+        """
         span, offsets, batch = state.span, state.offsets, len(state.offsets)
         if not span.zero_memory:
             return state
-        if batch > 1 and bool((offsets == offsets[0]).all()):
-            one = self._with_zeros(state.select([0]))  # the memory of all sequences is the same
-            return one.select([0] * batch)
-        # The zeros are read like tokens before the text whose outputs nobody needs.
+        have_equal_offsets = batch > 1 and bool((offsets == offsets[0]).all())
+        if have_equal_offsets:  # then the memory of one sequence is that of all
+            one_sequence = self._with_zeros(state.select([0]))
+            return one_sequence.select([0] * batch)
         n = span.mem_len
         context = AttentionContext(span, n_memory=0, n_new=n, keep=n, device=offsets.device, start=-n, offsets=offsets)
         context = context.for_rows(Rows(torch.zeros(batch, n, dtype=torch.bool, device=offsets.device)))
@@ -157,8 +160,7 @@ class LanguageModel(nn.Module):
         for block, empty in zip(itertools.cycle(self.stack.blocks), state.layers, strict=False):
             _, memory = block.attention(block.attention_residual.pre(zeros), empty, context)
             # Outside inference mode rows are not rounded yet.
-            types = {name: t.dtype for name, t in empty.tensors().items()}
-            rounded = {name: t.to(types[name]) for name, t in memory.tensors().items()}
+            rounded = {name: t.to(empty.tensors()[name].dtype) for name, t in memory.tensors().items()}
             layers.append(empty.from_tensors(rounded))
         return replace(state, layers=tuple(layers))
 
@@ -207,24 +209,25 @@ class LanguageModel(nn.Module):
     def _read(
         self, tokens: Tensor, state: State, documents: Tensor | None = None, layers: Sequence[int] = ()
     ) -> tuple[list[Tensor], State, Ponder | None]:
-        """What the stack makes of tokens (b t): normed outputs (b t d), the new state, and the ponder cost.
+        """Runs the stack on tokens (b t); returns normed outputs (b t d), the new state, and the ponder cost.
 
-        The outputs are those of the blocks `layers`, numbered as in `Readout.layers`, and that of the stack, which is
-        the last one. `documents` are as in `embed`.
+        The outputs are those of the blocks `layers`, numbered as in `Readout.layers`, and, last, that of the stack.
+        `documents` are as in `embed`. Where the state is reset, at the end of a segment, the stack is called anew.
         """
         token_parts = self._split_at_resets(tokens, state)
         document_parts: Sequence[Tensor | None] = [None] * len(token_parts)
         if documents is not None:
             document_parts = self._split_at_resets(documents, state)
-        outputs_of_parts, ponders = list[list[Tensor]](), list[Ponder | None]()
+        outputs_of_parts: list[list[Tensor]] = []
+        ponders: list[Ponder | None] = []
         for part, document_part in zip(token_parts, document_parts, strict=True):
             embedded, context = self.embed(part, state, document_part)
-            block_outputs = list[Tensor]()
+            block_outputs: list[Tensor] = []  # to which each block appends while it is watched
             with self.stack.watched(block_outputs) if layers else nullcontext():
-                x, memories, ponder = self.stack(embedded, state.layers, context)
+                stack_output, memories, ponder = self.stack(embedded, state.layers, context)
             state = self.advance(state, part, memories)
-            asked = [block_outputs[number - 1] for number in layers]
-            outputs_of_parts.append([self.stack.final(output) for output in (*asked, x)])
+            asked_outputs = [block_outputs[number - 1] for number in layers]
+            outputs_of_parts.append([self.stack.final(output) for output in (*asked_outputs, stack_output)])
             ponders.append(ponder)
         outputs = [joined(parts) for parts in zip(*outputs_of_parts, strict=True)]
         return outputs, state, Ponder.join(ponders)
@@ -287,12 +290,13 @@ class LanguageModel(nn.Module):
         readout: Readout | None = None,
         continues: bool = True,
     ) -> list[ScoreOutput]:
-        """`score` for tokens and targets of successive calls: each layer reads all of them before the next one does.
+        """Computes `score` for the tokens and targets of successive calls, in which each layer reads all calls in turn.
 
-        If nothing `continues` the states that are returned, they lack the memories, and the memory of one layer at a
-        time is in RAM. Only if `reads_by_layer`.
+        The stack must be one that `reads_by_layer`. Unless something `continues` the states that are returned, they
+        lack the memories, so only the memory of one layer at a time is in RAM.
         """
-        hidden, contexts = list[Tensor](), list[AttentionContext]()
+        hidden: list[Tensor] = []  # the stream of each call: input, and in the end output, of the stack
+        contexts: list[AttentionContext] = []
         for tokens, _ in calls:
             x, context = self.embed(tokens, state)
             hidden.append(x)
@@ -312,10 +316,10 @@ class LanguageModel(nn.Module):
             state = replace(state, layers=tuple(layers))
         if len(calls) > 1:
             return_memory()  # of the layers, before logits are computed
-        outs = []
+        scores = []
         for x, (_, targets) in zip(hidden, calls, strict=True):
-            outs.append(self._score_outputs([self.stack.final(x)], targets, state, readout=readout))
-        return outs
+            scores.append(self._score_outputs([self.stack.final(x)], targets, state, readout=readout))
+        return scores
 
     def logits(self, tokens: Tensor, state: State) -> tuple[Tensor, State]:
         """Logits (b v) of the next token after tokens (b t), and the new state."""
@@ -323,12 +327,12 @@ class LanguageModel(nn.Module):
         return self.head.logits(x[:, -1]), state
 
     def embed(self, tokens: Tensor, state: State, documents: Tensor | None = None) -> tuple[Tensor, AttentionContext]:
-        """Input (b t d) of the stack for tokens (b t) of one segment, and the context of the call.
+        """Makes the input (b t d) of the stack from tokens (b t) of one segment, and the context of this call.
 
         `documents` are positions (b t) of the tokens in their documents, on the CPU; None: one document.
         """
         span, n_new = state.span, tokens.shape[1]
-        within = self._places_in_documents(tokens, state, documents)
+        document_positions = self._document_positions(tokens, state, documents)
         context = AttentionContext(
             span,
             n_memory=span.n_kept(state.seen),
@@ -338,27 +342,30 @@ class LanguageModel(nn.Module):
             start=state.seen,
             offsets=state.offsets,
             tokens=tokens,
-            documents=within,
+            documents=document_positions,
         )
         x = self.embedding_norm(self.embedding(tokens))
         if self.bigrams is not None:
-            # At the start of a text or of an independent segment the token before it does not count.
             previous = state.last[:, -1]
-            if not state.seen or not context.n_memory:
+            begins_text_or_segment = not state.seen or not context.n_memory
+            if begins_text_or_segment:  # the token before it does not count
                 previous = torch.full_like(previous, NO_TOKEN)
-            begins = None if within is None else within.positions == 0
-            x = x + self.bigrams(tokens, previous, begins)
+            begins_document = None if document_positions is None else document_positions.positions == 0
+            x = x + self.bigrams(tokens, previous, begins_document)
         return self.position.embed(x, context), context
 
     @staticmethod
-    def _places_in_documents(tokens: Tensor, state: State, documents: Tensor | None) -> DocumentPositions | None:
-        """Positions of the tokens (b t) in their documents, if these are to be apart; arguments as for `embed`."""
+    def _document_positions(tokens: Tensor, state: State, documents: Tensor | None) -> DocumentPositions | None:
+        """Finds the positions of the tokens (b t) in their documents, and whether some of the memory is to be hidden.
+
+        Arguments as for `embed`. None if there are no documents, and no padding, which is hidden like one.
+        """
         span, n_new = state.span, tokens.shape[1]
         n_memory = span.n_kept(state.seen)
-        n_of_shortest = state.seen - state.lag  # of joined states, which may have read fewer tokens than others
-        has_padding = state.lag > 0 and n_memory > n_of_shortest
+        # Joined states may have read fewer tokens than others: shorter ones have padding in memory before their texts.
+        n_read_by_shortest = state.seen - state.lag
+        has_padding = state.lag > 0 and n_memory > n_read_by_shortest
         if has_padding and not span.zero_memory:
-            # Shorter sequences have padding before their texts, which is masked like earlier documents.
             positions = state.offsets[:, None] + torch.arange(state.seen, state.seen + n_new, device=tokens.device)
             return DocumentPositions(positions, masked=True)
         if documents is None:
@@ -366,25 +373,28 @@ class LanguageModel(nn.Module):
         new = torch.arange(n_new)
         if span.kind == "segment":  # a segment begins anew even within a document
             documents = documents.minimum(span.next_position(state.seen) + new)
-        n_earlier_of_document = documents - new  # before the call; fewer than in memory: the others are masked
-        is_masked = bool((n_earlier_of_document < n_memory).any())  # on the CPU: no device has to be waited for
-        return DocumentPositions(documents.to(tokens.device, non_blocking=True), is_masked)
+        # Of the memory a token sees the part of its own document. On the CPU no device has to be waited for.
+        n_of_document_in_memory = documents - new
+        hides_memory = bool((n_of_document_in_memory < n_memory).any())
+        return DocumentPositions(documents.to(tokens.device, non_blocking=True), hides_memory)
 
     def advance(self, state: State, tokens: Tensor, layers: tuple[Memory, ...]) -> State:
-        """State after tokens (b t), with the new memories."""
-        # At the end of an overlapping window the beginning of the next one is read.
-        last, n_last = state.last, state.last.shape[1]
+        """Returns the state after tokens (b t), of which the layers have made these memories.
+
+        At the end of an overlapping window it also reads the overlap again, with which the next window begins.
+        """
+        last_tokens, n_last = state.last, state.last.shape[1]
         if n_last:
-            last = torch.cat((last, tokens), dim=1)[:, -n_last:].clone()
-        state = replace(state, layers=layers, seen=state.seen + tokens.shape[1], last=last)
+            last_tokens = torch.cat((last_tokens, tokens), dim=1)[:, -n_last:].clone()
+        state = replace(state, layers=layers, seen=state.seen + tokens.shape[1], last=last_tokens)
         span, overlap = state.span, state.span.overlap
-        begins_window = overlap > 0 and state.seen >= span.segment_len and span.n_kept(state.seen) == overlap
-        if not begins_window:
+        is_window_over = overlap > 0 and state.seen >= span.segment_len and span.n_kept(state.seen) == overlap
+        if not is_window_over:
             return state
         with torch.no_grad():
-            begun = self.reset(state)
-            embedded, context = self.embed(last[:, -overlap:], begun)
-            return replace(state, layers=self.stack(embedded, begun.layers, context).memories)
+            empty = self.reset(state)
+            embedded, context = self.embed(last_tokens[:, -overlap:], empty)
+            return replace(state, layers=self.stack(embedded, empty.layers, context).memories)
 
     @staticmethod
     def _split_at_resets(tokens: Tensor, state: State) -> list[Tensor]:

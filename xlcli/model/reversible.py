@@ -4,8 +4,7 @@ Both streams start as the embedding. In each block the attention branch of the s
 the feed-forward branch of the first to the second; both steps can be inverted. The output is the mean of the streams,
 which is as large as one stream, so with ReZero the stack starts as the identity.
 
-Token vectors of a layer, and encodings with placement `layers`, are added to the input of the attention branch, not to
-the stream.
+Token vectors of a layer, and encodings with placement `layers`, are added to the input of attention, not to the stream.
 
 y1 = x1 + F(x2)    y2 = x2 + G(y1)         and inverted         x2 = y2 - G(y1)    x1 = y1 - F(x2)
 

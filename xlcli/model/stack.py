@@ -191,8 +191,7 @@ class Block(nn.Module):
 class Stack(nn.Module):
     """Blocks in sequence. The model applies the last layer `final`, usually a norm, to their output.
 
-    With `input_residual` the input of block i is stream_scale[i] x + input_scale[i] x0, where x0 is the input of the
-    stack.
+    With `input_residual` the input of block i is stream_scale[i] x + input_scale[i] x0, where x0 is that of the stack.
 
     With `recompute_activations` only the input of each block is kept for the backward pass, which computes the block
     again with the same dropout (Chen et al. 2016). A reversible stack keeps less and ignores it.
@@ -324,10 +323,11 @@ class AdaptiveStack(UniversalStack):
         self.initial_constants = {"halt.bias": halt_bias}
 
     def forward(self, x: Tensor, memories: tuple[Memory, ...], context: AttentionContext) -> StackOutput:
-        """Sum (b t d) of the states of each position after its steps, weighted by its halting probabilities p.
+        """Applies the blocks to each position until it halts (Graves 2016); returns a mean (b t d) of its states.
 
-        Example with epsilon 0.01: with p = 0.5, 0.3 and 0.4 a position halts in the third step, with the remainder 0.2
-        as its weight there. The ponder cost is 3 steps plus 0.2.
+        The weight of a state is the probability p of halting in its step; the last step gets what is left of 1. Example
+        with epsilon 0.01: with p = 0.5, 0.3 and 0.4 a position halts in the third step, with the remainder 0.2 as its
+        weight there. The ponder cost is 3 steps plus 0.2.
         """
         steps = self._by_step(memories)
         after: tuple[Memory, ...] = ()
@@ -343,14 +343,14 @@ class AdaptiveStack(UniversalStack):
             after += new_memories
             if not step_context.needs_output:  # all positions have halted; later tokens need their memory of this step
                 continue
-            # Positions that have halted keep their state. The others halt with probability p, surely in the last step.
+            # Positions that have halted keep their state. The others halt when their p add up to nearly 1.
             x = torch.where(running[..., None], new.to(x.dtype), x)
             p = self.halt(self.final(x)).squeeze(-1).to(total.dtype).sigmoid()
-            is_enough = (total + p > 1 - self.epsilon) | (step == len(steps))
-            halts = running & is_enough
-            # The output is a mean of the states by these probabilities; the last one gets what is left of 1.
+            is_last_step = step == len(steps)
+            halts = running & ((total + p > 1 - self.epsilon) | is_last_step)
             left = 1 - total
-            weight = torch.where(halts, left, torch.where(running, p, 0.0))
+            weight_of_running = torch.where(running, p, 0.0)
+            weight = torch.where(halts, left, weight_of_running)
             out = out + (weight[..., None] * x).to(out.dtype)
             remainder = torch.where(halts, left, remainder)
             taken = taken + running

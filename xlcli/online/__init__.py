@@ -56,12 +56,13 @@ _REMEDY = "Start without this state."
 def make_scorer(
     network: LanguageModel, tokenizer: Tokenizer, learning: LearningConfig, decoder: Decoder | None = None
 ) -> Scorer:
-    """Reader of a text that learns with these settings, which have a rate: the network, if nothing is learned.
+    """Wraps a network so that it learns from the text it reads, by adapted weights or a cache, as `learning` says.
 
-    `decoder` has faster `logits` of one token. With it nothing but such `logits` may be called.
+    The rates in `learning` must be set. If nothing is learned it returns the network itself. A `decoder` computes the
+    `logits` of one token faster, and then nothing but such `logits` may be called.
     """
     scorer: Any = network if decoder is None else decoder
-    step = 1
+    step = 1  # number of tokens between two changes of what the cache corrects
     if learning.adapt:
         step, settings = learning.adapt_block, learning.model_dump(include=SETTINGS["adaptation"])
         scorer = AdaptiveModel(network, _optimizer(network, learning), settings, decodes=decoder is not None)
@@ -81,9 +82,10 @@ def not_finite(model: str, options: InferenceConfig) -> XLError:
 
 
 def continued(network: LanguageModel, options: InferenceConfig, state: State, dtype: torch.dtype) -> InferenceConfig:
-    """Options with the settings of a saved state where they are open; `dtype` is the type of matrix products.
+    """Completes the options for reading on from a saved state: what the user left open becomes as it was saved.
 
-    `StateError` if the state was saved with others, holds several texts, or learned values do not fit the model.
+    `dtype` is the type of matrix products. `StateError` if the user has set something that contradicts the state, if
+    it holds several texts, or if what it has learned does not fit the model.
     """
     if state.batch_size != 1:
         raise StateError(f"the state holds {state.batch_size} texts, not one.", _REMEDY)
@@ -106,7 +108,8 @@ def continued(network: LanguageModel, options: InferenceConfig, state: State, dt
         if is_open or setting == saved:
             continue
         flag = _spelling(name)
-        if not saved and name in switches:
+        was_switched_off = not saved and name in switches
+        if was_switched_off:
             raise StateError(f"the state was saved without {flag}.", f"Leave out {flag}, or start without this state.")
         raise StateError(f"the state was saved with {flag} {saved}, but {flag} is {setting}.", f"Leave out {flag}.")
     try:

@@ -95,7 +95,7 @@ class AdaptiveModel:
         return out._replace(nll=out.nll[:, n_unscored:], readout=features)
 
     def logits(self, tokens: Tensor, state: State) -> tuple[Tensor, State]:
-        """Logits (b v) of the next token after tokens (b t), and the new state; learns nothing of several sequences."""
+        """Logits (b v) of the next token after tokens (b t), and a state in which these wait to be learned."""
         self._load(state)
         if len(tokens) != 1:
             return self._fast(tokens, state)
@@ -107,8 +107,8 @@ class AdaptiveModel:
             n_missing = self.block - len(_value(state).inputs)
             end = min(start + n_missing, n_tokens)
             part = tokens[:, start:end]
-            begun = self._begin(state, part, torch.full_like(part, UNKNOWN))
-            logits, state = self._fast(part, begun)
+            noted = self._begin(state, part, torch.full_like(part, UNKNOWN))
+            logits, state = self._fast(part, noted)
             start = end
             if start == n_tokens:
                 return logits, state
@@ -129,7 +129,7 @@ class AdaptiveModel:
     def _score_parts(
         self, tokens: Tensor, targets: Tensor, state: State, readout: Readout | None
     ) -> Iterator[ScoreOutput]:
-        """`score` of tokens (1 t) block by block."""
+        """Scores tokens (1 t) in parts that end with blocks, and learns from each block as soon as it is complete."""
         n_tokens = tokens.shape[1]
         state = self._drop_unlearned(state)
         start = 0
@@ -179,7 +179,7 @@ class AdaptiveModel:
         return replace(state, adaptation=value.without_block())
 
     def _learn(self, state: State) -> State:
-        """State after a step on the unfinished block, which is read again.
+        """Takes a step of the optimizer on the unfinished block, which is read again, and returns the state after it.
 
         The memory of this reading is kept, because differences in rounding would grow with every step.
         """

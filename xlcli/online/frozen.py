@@ -23,8 +23,7 @@ if TYPE_CHECKING:
 class FrozenModel:
     """Scorer whose `reset` returns to a state, which it takes over, at a cost that its cache does not change.
 
-    Within a text the memory moves on and the context cache learns, as they do in a copy of the baseline. Adapted
-    weights stand still.
+    In a text memory and context cache go on as in a copy of the baseline; adapted weights stand still.
     """
 
     def __init__(self, scorer: Scorer, state: State) -> None:
@@ -44,26 +43,30 @@ class FrozenModel:
     def score_each(
         self, texts: Sequence[Tensor], first_token: int, *, readout: Readout | None = None
     ) -> list[tuple[Tensor, Tensor | None]]:
-        """Surprisal (1 t) and features (1 t f) of each text (t), as after `reset` with `first_token` unread.
+        """Scores each text (t) from the same state, in one call of the model: surprisal (1 t) and features (1 t f).
 
-        The model reads all texts in one call, each as a row from the same memory. The state is the baseline before and
-        after.
+        It is as if each were read after `reset`, with `first_token` before it. The state does not change.
         """
         n_tokens = 1 + max(map(len, texts))
-        rows = texts[0].new_full((len(texts), n_tokens), first_token)  # what stands behind a text changes no score
+        # A row for each text. What stands behind a shorter text changes none of its scores.
+        rows = texts[0].new_full((len(texts), n_tokens), first_token)
         for row, text in zip(rows, texts, strict=True):
             row[1 : 1 + len(text)] = text
         state = self._live.map(lambda tensor: tensor.expand(len(texts), *tensor.shape[1:]))
-        cached = self._scorer if isinstance(self._scorer, CachedModel) else None
-        network = self._scorer if cached is None else cached.inner
-        kept = readout if cached is None else Readout()
-        out = network.score(rows[:, :-1], rows[:, 1:], state, readout=kept)
+        scorer = self._scorer
+        cached: CachedModel | None = None
+        readout_of_network = readout
+        if isinstance(scorer, CachedModel):
+            # The cache reads one text at a time, and needs all predictions of the network.
+            cached, scorer, readout_of_network = scorer, scorer.inner, Readout()
+        out = scorer.score(rows[:, :-1], rows[:, 1:], state, readout=readout_of_network)
         scores = []
         for number, text in enumerate(texts):
-            place = (slice(number, number + 1), slice(len(text)))
-            features = None if out.readout is None else out.readout[place]
-            nats = out.nll[place]
-            if cached is not None and features is not None and not nats.isnan().any():
+            row_of_text = (slice(number, number + 1), slice(len(text)))
+            nats = out.nll[row_of_text]
+            features = None if out.readout is None else out.readout[row_of_text]
+            have_weights_diverged = bool(nats.isnan().any())
+            if cached is not None and features is not None and not have_weights_diverged:
                 tokens_and_targets = torch.stack((rows[number, : len(text)], text))
                 nats, features = cached.mix(self._live, tokens_and_targets, features, readout)
                 self._restore_cache(len(text))

@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
 
-from xlcli.ops.scoring import FarKeys, FarPart, ScoreTerm, Scoring, ShiftedTerm, distance_scores, product, share
+from xlcli.ops.scoring import FarPart, ScoreTerm, Scoring, ShiftedTerm, distance_scores, product, share
 
 BLOCK = 256  # number of queries of a block (measured)
 SCORES = 2**21  # number of scores in memory at once, unless one head has more (measured)
@@ -201,6 +201,9 @@ def _write_scores(scores: Tensor, part: Part, q: Tensor, keys: Tensor, band: Ban
     """
     term, shifted, far, far_bias = scoring.term, scoring.shifted, scoring.far, scoring.far_bias
     queries = part.queries(q)  # (n t e)
+    far_keys = None  # those of the part that have products of their own
+    if far is not None:
+        far_keys = _far_keys(part, band, far.max_distance)
     if term is not None or shifted is not None:
         # The position scores are written first, then the products of queries and keys are added to them.
         if term is not None:
@@ -208,25 +211,14 @@ def _write_scores(scores: Tensor, part: Part, q: Tensor, keys: Tensor, band: Ban
         elif shifted is not None:
             _write_shifted(scores, part, shifted)
         share(scores, keys).baddbmm_(share(queries, keys), keys.mT)
-    elif far is not None:
-        _write_products_with_far(scores, part, queries, keys, band, far)
+    elif far is not None and far_keys is not None:
+        far_keys.write_products(queries, keys, part.queries(far.queries), part.keys(far.keys).to(q.dtype), scores)
     else:
         torch.bmm(share(queries, keys), keys.mT, out=share(scores, keys))
     if far_bias is not None:
         keys_with_bias = _far_keys(part, band, far_bias.max_distance)
         if keys_with_bias is not None:
             keys_with_bias.add_bias(scores, far_bias.bias)
-
-
-def _write_products_with_far(
-    scores: Tensor, part: Part, queries: Tensor, keys: Tensor, band: Band, far: FarKeys
-) -> None:
-    """Writes the products of queries (n t e) and keys (n s e) to `scores` (n t s), and those of `far` for far keys."""
-    far_keys = _far_keys(part, band, far.max_distance)
-    if far_keys is None:
-        torch.bmm(share(queries, keys), keys.mT, out=share(scores, keys))
-        return
-    far_keys.write_products(queries, keys, part.queries(far.queries), part.keys(far.keys).to(queries.dtype), scores)
 
 
 def _write_term(scores: Tensor, part: Part, band: Band, term: ScoreTerm) -> None:

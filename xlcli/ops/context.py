@@ -81,10 +81,7 @@ class Mask(VisibleKeys):
 
     @cached_property
     def visible(self) -> Tensor | None:  # type: ignore[override]
-        """Boolean mask, true where the query may attend to the key: (t s), or (b 1 t s) with documents.
-
-        None if all keys are visible.
-        """
+        """Mask (t s), or (b 1 t s) with documents, true where a query sees a key; None if all are visible."""
         if self.positions.n_new == 1 and self.sees_all_earlier:
             return None
         distance = self.positions.distance
@@ -112,10 +109,7 @@ class Rows:
         self.index = rearrange(needed, "b t -> (t b)").nonzero().squeeze(-1)
 
     def apply(self, function: Callable[..., Tensor], *inputs: Tensor) -> Tensor:
-        """function(*inputs) for inputs (b t ...) and a result (b t d); zero at the other positions.
-
-        `function` computes each position independently, on tensors (1 n ...).
-        """
+        """Computes function(*inputs) (b t d) of inputs (b t ...) at the needed positions, each alone; elsewhere 0."""
         group_size, n_needed = min(GROUP, self.batch * self.length), len(self.index)
         n_padding = -n_needed % group_size  # up to a multiple of the size
         groups_of_inputs = []

@@ -69,8 +69,7 @@ def attend_linear(q: Tensor, k: Tensor, v: Tensor, s: Tensor, z: Tensor) -> tupl
     """Causal attention out_i = Σ_{j<=i} (q_i·k_j) v_j / Σ_{j<=i} q_i·k_j, of features (b h t f) and values (b h t e).
 
     `s` (b h f e) is the sum of k ⊗ v over earlier tokens, `z` (b h f) that of k. Returns the output (b h t e), and both
-    sums including the new tokens. Features and values have one type; sums may have a wider one, which streams need
-    because rounding errors add up.
+    sums including the new tokens. Features and values have one type; sums may have a wider one, because errors add up.
 
     Computed in chunks: masked matrix products for the tokens of a chunk, running sums for the tokens before it.
     """

@@ -5,8 +5,7 @@ rounds, each key once, and to itself only if that union is empty. The visible ke
 tokens, as they do in implementations that sort the whole sequence into chunks, nor on how the text is cut into calls.
 
 In each round a token has a global rank: its bucket times `RANKS_PER_BUCKET`, plus the number of earlier tokens in that
-bucket. Query i sees key j in a round if rank_i - rank_j is in 1..bucket_size. A key seen in several rounds counts in
-the first of these rounds.
+bucket. Query i sees key j in a round if rank_i - rank_j is in 1..bucket_size. A key counts in the first such round.
 
 Many tokens of a bucket are computed in tiles: queries with the same number of keys before them.
 
@@ -179,10 +178,7 @@ class _Call(NamedTuple):
     dropout: float
 
     def attend(self, r: int, n_tiles: int) -> Sums:
-        """Computes what each query (b·h·t) gets from the keys that round r is the first to find, before normalization.
-
-        `n_tiles` is the number of tiles of the round.
-        """
+        """Computes what queries (b·h·t) get from the keys that round r, of `n_tiles` tiles, is the first to find."""
         tile, bucket_size = self.tile, self.lookup.bucket_size
         tiles = self.tiles(r, n_tiles)
         # Tokens are put in the order of the tiles (p): the tokens of a bucket are then adjacent.
@@ -241,10 +237,7 @@ class _Call(NamedTuple):
         return keys.merge(gather, stored), is_in_call | is_visible_row[rows]
 
     def tiles(self, r: int, n_tiles: int) -> _Tiles:
-        """Cuts the tokens of each bucket of round r into tiles.
-
-        `n_tiles` is the number of all tiles: it is given, because a device would have to be waited for to count them.
-        """
+        """Cuts the tokens of each bucket of round r into tiles. To count `n_tiles` here would wait for a device."""
         ranks, tile, bucket_size = self.lookup.ranks, self.tile, self.lookup.bucket_size
         b, h, _, _ = ranks.buckets.shape
         n_buckets, device = ranks.sizes.shape[-1], ranks.sizes.device

@@ -46,10 +46,7 @@ class Lookup(NamedTuple):
 
 
 def attend_gathered(q: Tensor, k: Tensor, v: Tensor, lookup: Lookup, dropout: float) -> Tensor:
-    """`lsh_attention.attend_hashed` by gathering.
-
-    The table must not change before the backward pass, which gathers the keys again.
-    """
+    """Computes `attend_hashed` by gathering, in the backward pass again: until then the table must not change."""
     flat_q, flat_k, flat_v = q.flatten(0, 2), k.flatten(0, 2), v.flatten(0, 2)
     y: Tensor = _Gathered.apply(lookup, dropout, flat_q, flat_k, flat_v)  # type: ignore[no-untyped-call]
     return y.view_as(v)
@@ -120,9 +117,9 @@ class _Call:
         # All slots are read from the table, then those of the call are written over them.
         tokens_of_call = k, v, self.positions, self.global_ranks
         if table is None:
-            shape = is_of_call.shape
-            no_tokens = [x.new_zeros(*shape, *x.shape[1:]) for x in tokens_of_call]
-            entries = Entries(*no_tokens, is_used=torch.zeros_like(is_of_call))
+            no_tokens = [x.new_zeros(*is_of_call.shape, *x.shape[1:]) for x in tokens_of_call]
+            no_tokens.append(torch.zeros_like(is_of_call))  # no slot is used
+            entries = Entries(*no_tokens)
         else:
             entries = latest(table, cells, table.counts.flatten()[cells] + ranks)
         is_remembered = entries.is_used & (entries.positions >= self.key_window.oldest)

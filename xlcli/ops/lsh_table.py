@@ -160,10 +160,7 @@ def insert(table: Table, ranks: BucketRanks, k: Tensor, v: Tensor, start: int) -
 def write(
     table: Table, bucket_ids: Tensor, counts: Tensor, k: Tensor, v: Tensor, position: Tensor | int, global_ranks: Tensor
 ) -> None:
-    """Writes one token to each bucket of `bucket_ids` (m), after `counts` (m) earlier tokens.
-
-    `bucket_ids` are indices into the flattened axes b h r n.
-    """
+    """Writes a token to each bucket of `bucket_ids` (m), indices of axes b h r n, after `counts` (m) earlier tokens."""
     size = table.positions.shape[-1]
     slots = bucket_ids * size + counts % size
     for part, rows in ((table.keys, k), (table.values, v), (table.global_ranks, global_ranks)):
@@ -197,8 +194,8 @@ def latest(table: Table, bucket_ids: Tensor, counts: Tensor) -> Entries:
         return part.flatten(0, 4).index_select(0, places.flatten()).view(*places.shape, *part.shape[5:])
 
     is_used = counts - size + slots >= 0
-    parts = table.keys, table.values, table.positions, table.global_ranks
-    return Entries(*map(entries, parts), is_used)
+    keys, values = entries(table.keys), entries(table.values)
+    return Entries(keys, values, entries(table.positions), entries(table.global_ranks), is_used)
 
 
 def seen_before(query_ranks: Tensor, key_ranks: Tensor, bucket_size: int) -> Tensor:

@@ -73,11 +73,6 @@ class Positions:
             return torch.cat((remembered, self.documents), dim=1)
         return self.origin + place
 
-    @property
-    def absolute_keys(self) -> Tensor:
-        """Positions (b s) of the keys in their texts or documents, or (1 s) if all sequences agree."""
-        return self.latest(self.n_memory + self.n_new)
-
     def angles(self, n_features: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """Sine and cosine (s f/2) of key positions times the frequencies 10000^(-2f/n_features) (Vaswani et al. 2017).
 

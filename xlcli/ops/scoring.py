@@ -17,10 +17,7 @@ from xlcli.ops.positions import Positions
 
 
 def share(x: Tensor, keys: Tensor) -> Tensor:
-    """Rows of the heads of x (... h t e) joined to those of the g heads of keys (... g s e): (... g h/g·t e).
-
-    A view if x is contiguous or every head has its own keys.
-    """
+    """Joins rows of heads of x (... h t e) that share keys (... g s e): (... g h/g·t e), a view if x is contiguous."""
     *rows, h, t, e = x.shape
     g = keys.shape[-3]
     if h == g:

@@ -138,10 +138,7 @@ def _seal(folder: Path) -> None:
 
 
 def manifest(path: Path) -> dict[str, tuple[int, str]]:
-    """Reads the manifest of a checkpoint: size and SHA-256 of each of its files. No other file may be read.
-
-    `CheckpointError` if the manifest is missing, damaged or of another format.
-    """
+    """Reads size and SHA-256 of each file of a checkpoint; no other may be read. `CheckpointError` for damage."""
     tree = files.read_json(path / MANIFEST)
     if tree.get("schema") != SCHEMA:
         raise CheckpointError(f"{path / MANIFEST} has format {tree.get('schema')!r}, not {SCHEMA}.")
@@ -159,10 +156,7 @@ def manifest(path: Path) -> dict[str, tuple[int, str]]:
 
 
 def _prune(folder: Path, newest: Path, keep: int) -> None:
-    """Removes all but the `keep` newest checkpoints, and all of later steps than `newest`.
-
-    A failed removal is repeated by the next commit.
-    """
+    """Removes all but the `keep` newest checkpoints, and those of later steps than `newest`, as far as it can."""
     kept_steps = {step_of(newest)}
     for path in checkpoints(folder):
         step = step_of(path)
@@ -228,10 +222,7 @@ def place_of_run(folder: Path) -> Path:
 
 
 def stage_run(folder: Path, written: Path) -> None:
-    """Moves a new run, in the folder `written`, to where it waits until it has weights; the run in `folder` stays.
-
-    A run that waits there already is removed if it has no weights, else it is put in its place first.
-    """
+    """Moves a new run to where it waits for its first weights; one that waits there is removed or placed."""
     staged = folder / STAGED
     waits_for_weights = (staged / CONFIG).is_file() and not (staged / WEIGHTS).is_file()
     if not waits_for_weights:

@@ -163,10 +163,7 @@ def summarize(folder: Path) -> ModelSummary:
 
 
 def _named(wanted: str, source: str, known: Sequence[Path]) -> Path:
-    """Finds the model folder that the user has named; `source` says where, for messages, if not on the command line.
-
-    `known` are the folders of all models that have names. `CheckpointError` says what is there instead.
-    """
+    """Finds the model that the user has named, as `source` tells in messages; `CheckpointError` says what is there."""
     cwd = Path.cwd()
     places = [cwd / wanted]
     is_plain = Path(wanted).name == wanted and wanted not in (".", "..")

@@ -95,10 +95,7 @@ class LoadedModel:
         return path
 
     def held_out_documents(self, split: Literal["valid", "test"]) -> list[int] | None:
-        """Reads the offsets at which the documents of a held-out text begin; None if the text has no documents.
-
-        `CheckpointError` if the file that lists them is damaged.
-        """
+        """Reads where the documents of a held-out text begin; None without documents, `CheckpointError` for damage."""
         text, path = self.held_out(split), self.folder / DOCUMENTS[split]
         if text is None or path.name not in self.files:
             return None

@@ -79,10 +79,7 @@ def lock(folder: Path) -> Iterator[str]:
 
 @contextmanager
 def lock_state(path: Path) -> Iterator[None]:
-    """Locks a state file for the body of the `with`, by a file `.NAME.lock` beside it that is removed at the end.
-
-    `BusyError` if another process has locked it.
-    """
+    """Locks a state file for the body of the `with`, by a file `.NAME.lock`; `BusyError` if another process has."""
     from filelock import FileLock, Timeout
 
     name = path.with_name(f".{path.name}.lock")

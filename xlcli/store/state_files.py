@@ -111,8 +111,7 @@ class StreamPosition:
     n_tokens: Count = 0
     bits: Finite = 0.0
     line_start: Count = 0  # offset in bytes of the unfinished line
-    # Text and surprisal in bits of each token scored but not yet output; one that began in the line before has
-    # 0 bits.
+    # Text and surprisal in bits of each token scored but not yet output; 0 bits if it began in the line before.
     scored: tuple[tuple[Annotated[Base64Bytes, Field(min_length=1)], Finite], ...] = ()
     # Latest scores of what is output (`lines`, `words` or `tokens`), with which the next one is compared.
     recent: Mapping[str, tuple[Finite, ...]] = field(default_factory=dict)
@@ -222,10 +221,7 @@ def _as_tensor(data: bytes) -> Tensor:
 
 
 def _unpack(model_state: State, tensors: Mapping[str, Tensor], tokenizer: Tokenizer) -> SessionState:
-    """Makes a session of the tensors of `_pack`, each checked, and of a restored memory.
-
-    `KeyError`, `ValueError` or `RuntimeError` if an entry is missing or malformed.
-    """
+    """Makes a session of a memory and the tensors of `_pack`; `KeyError`, `ValueError` or `RuntimeError` for damage."""
     types = {"text": torch.uint8, "values": torch.uint8, "ids": torch.int32, "sizes": torch.int32}
     for name, tensor in tensors.items():
         if tensor.dtype != types[name] or tensor.ndim != 1:

@@ -95,10 +95,7 @@ def _default_tokens(config: Config, n_tokens: int, *, has_new_weights: bool) -> 
 
 
 def _inherited_rates(optimizer: str, model: LoadedModel, n_tokens: int) -> tuple[float, float]:
-    """Derives the learning rates of a run that starts from `model`, for a text of `n_tokens`, from that model's rates.
-
-    The first is the rate of `optimizer`, the second that of AdamW, which trains what Muon does not.
-    """
+    """Derives the rates of `optimizer`, and of AdamW beside Muon, for a text of `n_tokens` from those of `model`."""
     if imported(model.record):
         return IMPORTED_RATE, IMPORTED_RATE
     trained = model.config.train

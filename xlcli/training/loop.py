@@ -34,8 +34,7 @@ SLOW_VALIDATION = (
 class Loop:
     """Trains until the budget is spent or the run is to be stopped, and saves it.
 
-    `run` is as in its latest checkpoint. The caller has locked the model `folder`; a staged run is put in place there
-    once it has weights.
+    `run` is as in its latest checkpoint. The caller has locked the model `folder`, where a staged run gets its place.
     """
 
     def __init__(self, run: TrainingRun, data: Prepared, folder: Path, clock: Clock) -> None:
@@ -152,10 +151,7 @@ class Loop:
             yield from self._judge(bits, is_best=is_best)
 
     def _judge(self, bits: float, *, is_best: bool) -> Iterator[Event]:
-        """Logs a validation of so many bits per byte, and tells the user if the run should end early or overfits.
-
-        Patience counts this validation, and may shorten the run.
-        """
+        """Logs a validation, which patience counts, and says if it shows that the run should end or overfits."""
         run, before = self.run, self.run.counters
         share_spent = run.spent(self.clock.seconds)
         if share_spent < 1.0:
@@ -170,10 +166,7 @@ class Loop:
             yield Notice(OVERFITS.format(run.counters.best_step))
 
     def _log_step(self, update: Update, beginning: Counters) -> Step:
-        """Appends the step that was just taken to the metrics, and returns it with an estimate of the time left.
-
-        The pace is that since `beginning`: the counters when this process, or attempt after a roll-back, began.
-        """
+        """Appends the step just taken to the metrics, and returns it; its pace is that since `beginning`."""
         run, counters = self.run, self.run.counters
         seconds = self.clock.now()
         elapsed = max(seconds - beginning.seconds, 1e-9)

@@ -189,10 +189,7 @@ def prepare_resumed(
     dry_run: bool = False,
     ranks: Ranks = SINGLE,
 ) -> Generator[Event, None, Prepared]:
-    """Reads the text of the run in `folder`, which is resumed, and returns it with the configuration to go on with.
-
-    The other arguments are those of `workflow.resume`, and so are the errors.
-    """
+    """Reads the text of the run in `folder`, to go on with it; arguments and errors are those of `workflow.resume`."""
     record = read_record(folder)
     saved = read_config_file(folder, strict=True).config
     runtime_settings = {"seed": 0} | record.get("runtime", {})  # the defaults if the record is lost
@@ -370,10 +367,7 @@ _SAMPLE_BYTES = 2**18
 
 
 def _vocabulary_problem(model: LoadedModel, tokens: TokenFile) -> str:
-    """Says why the vocabulary of `model` fits a text with these tokens badly; "" if it fits.
-
-    A vocabulary of words may lack many of them, another one may divide the text into tokens of few bytes.
-    """
+    """Says why the vocabulary of `model` fits a text badly (unknown words, or tokens of few bytes); "" if it fits."""
     unknown_id = model.tokenizer.unknown_id
     if unknown_id is not None:
         unknown_share = n_unknown(tokens.ids, unknown_id) / len(tokens)

@@ -141,10 +141,7 @@ class TrainingRun:
         return Update(nats, lr=(train.lr or 0.0) * lr_share, grad_norm=grad_norm, mean_steps=ponder_steps or None)
 
     def _over_ranks(self, nats: Tensor, steps: Tensor, norm: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Returns the means over all ranks of loss and ponder steps, and the norm of the whole gradient, in float64.
-
-        The arguments are those of this rank. All ranks must call it, as they wait for each other.
-        """
+        """Means of loss and ponder steps over all ranks, which must all call it, and norm of the whole gradient."""
         ranks = self.runtime.ranks
         sums = ranks.sum(torch.stack((nats.double(), steps.double(), norm.double().square())))
         mean_nats, mean_steps = (sums[:2] / ranks.size).unbind()
@@ -253,10 +250,7 @@ class TrainingRun:
         return min(1.0, max(shares, default=0.0))
 
     def budgets(self, seconds: float) -> dict[str, Budget]:
-        """The budgets of the run after `seconds` of training, by their keys (`defaults.BUDGETS`).
-
-        Time that is reserved for the end of the run counts as used.
-        """
+        """The budgets by their keys in `train`, after `seconds` of training; time reserved for the end is used."""
         used = {
             "max_steps": self.counters.step,
             "max_tokens": self.counters.tokens,

@@ -222,10 +222,7 @@ def _join_run(paths: Sequence[str], changes: Tree, stop: Callable[[], bool], ran
 
 
 def _pace(data: Prepared) -> Iterator[Notice]:
-    """Measures a training step, and tells the user how many fit into the time budget, if there is one.
-
-    The steps that are measured change a model of their own, which nobody keeps.
-    """
+    """Measures a step, on a model that nobody keeps, and says how many fit into the time budget, if any."""
     train = data.config.train
     if train.max_time is None:
         return

@@ -29,10 +29,7 @@ class Attention(nn.Module):
         self.position = position
 
     def init_memory(self, batch: int, kind: Literal["keyvalue", "hidden"], dtype: MemoryDtype = "float32") -> Memory:
-        """Empty memory of `batch` sequences.
-
-        `kind` and the number type of keys and values are for softmax attention; other kinds ignore them.
-        """
+        """Makes an empty memory of `batch` sequences; `kind` and `dtype` are for softmax attention alone."""
         raise NotImplementedError
 
     def accepts(self, memory: Memory, span: Span, seen: int) -> bool:

@@ -31,13 +31,15 @@ class LocalAttention(FullAttention):
         return min(n_memory, self.window)
 
     def forward(self, x: Tensor, memory: Memory, context: AttentionContext) -> tuple[Tensor, Memory]:
-        """Output (b t d) for input x (b t d), and the new memory; in blocks of w = `window` queries if there are many.
+        """Computes the output (b t d) for input x (b t d), and the new memory.
 
-        Clamped distances need absolute positions, which blocks do not have.
+        Many queries are divided into blocks of w = `window`, each of which reads the keys of two windows. Clamped
+        distances need absolute positions, which blocks do not have.
         """
         context = context.narrow(self.window)
         has_few_queries = context.n_new <= 2 * self.window
-        if has_few_queries or context.clamp_len is not None or not context.needs_output:
+        has_clamp = context.clamp_len is not None
+        if has_few_queries or has_clamp or not context.needs_output:
             return super().forward(x, memory, context)
         assert isinstance(memory, TokenMemory)
         q = self.queries(x, context)
@@ -45,10 +47,10 @@ class LocalAttention(FullAttention):
         b, window = q.shape[0], self.window
         n_blocks = math.ceil(context.n_new / window)
         n_after = n_blocks * window - context.n_new  # padding behind the last query
-        n_before = window - context.n_memory  # and before the oldest key in memory; it is masked
+        n_before = window - context.n_memory  # padding before the oldest key in memory, which is masked
 
         def to_blocks(x: Tensor) -> Tensor:
-            """Keys or values of each block: those of its own window and of the one before, so blocks overlap."""
+            """Keys or values (b·c h 2w e) of each block: those of its own window and of the one before it."""
             padded = F.pad(x, (0, 0, n_before, n_after))
             return rearrange(padded.unfold(2, 2 * window, window), "b h c e s -> (b c) h s e")
 
@@ -57,6 +59,7 @@ class LocalAttention(FullAttention):
         block, reach = context.block(window), context.mask.reach
 
         def visible_in_blocks() -> VisibleKeys:
+            """Masks (b·c 1 w 2w) of the keys that the queries of each block may see."""
             mask = block_mask(block, n_blocks, context.n_memory)
             if reach is None:  # the same for all sequences
                 return VisibleKeys(mask.repeat(b, 1, 1, 1))

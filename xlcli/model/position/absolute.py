@@ -44,10 +44,7 @@ class AddedPosition(Position):
 
 
 class SinusoidalPosition(AddedPosition):
-    """Sinusoids times `amplitude`, for heads of their width (Vaswani et al. 2017, section 3.5).
-
-    Angles are in float64, exact for positions of any size.
-    """
+    """Sinusoids times `amplitude` (Vaswani et al. 2017, section 3.5), with exact angles for positions of any size."""
 
     def __init__(self, *, amplitude: float, in_heads: bool = False) -> None:
         super().__init__(in_heads=in_heads)

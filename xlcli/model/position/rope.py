@@ -60,9 +60,9 @@ class RopePosition(Position):
         limit, positions = context.clamp_len, context.positions
         if limit is None:
             return None
-        width = k.shape[-1]
+        n_keys, width = k.shape[-2:]
         key = "far keys", width, self.form
-        angles = context.constant(key, lambda: self.angles(-positions.absolute_keys[:, None], width))
+        angles = context.constant(key, lambda: self.angles(-positions.latest(n_keys)[:, None], width))
         return FarKeys(self.at_clamp(q, context), apply_rope(k, *angles, self.layout), limit, positions)
 
     def at_clamp(self, q: Tensor, context: AttentionContext) -> Tensor:
@@ -98,10 +98,7 @@ def rope_frequencies(width: int, device: torch.device, base: float, scaling: Rop
 
 
 def apply_rope(x: Tensor, sin: Tensor, cos: Tensor, layout: Layout) -> Tensor:
-    """Rotation of the pairs of x (... n e) by the angles (... n r/2), computed in at least float32; type of x.
-
-    Features from r on stay as they are.
-    """
+    """Rotates the pairs of the first r features of x (... n e) by angles (... n r/2), in at least float32."""
     exact = torch.promote_types(x.dtype, torch.float32)
     sin, cos = sin.to(exact), cos.to(exact)
     features = "... (two f)" if layout == "half" else "... (f two)"

@@ -116,10 +116,6 @@ def _unknown_setting(name: str, function: str, known: Sequence[str]) -> ConfigEr
 
 def paths(value: Any) -> list[str]:
     """The path, or the several paths, that were given as the argument `text`; `ConfigError` if one is no path."""
-    if _is_table(value):
-        name = _text_column(value)
-        remedy = f"Pass the path of its file, with text_field={name}, or score a column: model.score(table[{name}])."
-        raise ConfigError("a table or dictionary is no path.", remedy)
     if not is_several(value):
         return [path_of(value, "text")]
     return [path_of(path, "text") for path in value]
@@ -136,10 +132,6 @@ def path_of(value: object, name: str) -> str:
     return value
 
 
-def _is_table(value: object) -> bool:
-    return isinstance(value, Mapping) or hasattr(value, "columns")  # of pandas, for example
-
-
 def _text_column(table: Any) -> str:
     """The column of a table that has the texts by its name, else the first one, as Python writes it."""
     names = [name for name in getattr(table, "columns", table) if isinstance(name, str)]
@@ -148,9 +140,10 @@ def _text_column(table: Any) -> str:
 
 def is_several(text: object) -> bool:
     """True for a list of texts or another iterable; `ConfigError` for what has texts, but in no order or not alone."""
-    if _is_table(text):
-        remedy = f"Pass one column: table[{_text_column(text)}]."
-        raise ConfigError("a table or dictionary is no list of texts.", remedy)
+    if isinstance(text, Mapping) or hasattr(text, "columns"):  # of pandas, for example
+        name = _text_column(text)
+        remedy = f"Score one column, model.score(table[{name}]), or pass the path of its file, with text_field={name}."
+        raise ConfigError("a table or dictionary is neither a text nor a path.", remedy)
     if isinstance(text, set | frozenset):
         raise ConfigError("a set has no order.", "Pass a list: sorted(texts).")
     is_one_text = isinstance(text, str | bytes | bytearray | memoryview)

@@ -167,10 +167,7 @@ def foreign_notices(text: TokenizedText, nats: NDArray[Any], model: LoadedModel,
 
 def script_notice(parts: Sequence[Row | DocumentScore]) -> Iterator[Notice]:
     """A warning of documents with unlike bytes per character, as of other quotes or scripts."""
-    sizes = []
-    for part in parts:
-        if isinstance(part, DocumentScore) and part.characters:
-            sizes.append(part.bytes / part.characters)
+    sizes = [part.bytes / part.characters for part in parts if isinstance(part, DocumentScore) and part.characters]
     if sizes and max(sizes) > MOST_UNLIKE * min(sizes):
         range_of_sizes = f"{min(sizes):.2f} to {max(sizes):.2f} bytes per character"
         remark = "bits per byte do not compare them. Compare bits per character, and translations by their total bits"

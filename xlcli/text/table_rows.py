@@ -47,9 +47,11 @@ def table_rows(portions: Portions, name: str, text_fields: Sequence[str], notice
         try:
             cells = table.take(row, place)
         except UnicodeDecodeError:
-            following = itertools.takewhile(bool, (each or b"" for _, _, each in rows))  # a pause ends them
-            sample = b"".join([row, *itertools.islice(following, _SAMPLE_ROWS)])
-            remedy = f"Save it as CSV UTF-8. {conversion(sample)}."
+            for _, _, following in itertools.islice(rows, _SAMPLE_ROWS):
+                if following is None:  # a pause, whose end may be far
+                    break
+                row += following
+            remedy = f"Save it as CSV UTF-8. {conversion(bytes(row))}."
             raise DataError(f"{place} of {name} is not UTF-8.", remedy) from None
         if cells is None:  # it names the columns
             continue

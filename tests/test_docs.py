@@ -412,6 +412,7 @@ def test_quotation_marks_of_tei_are_added_where_only_tags_stand_for_them(tmp_pat
         ("ne¬<fw>3</fw><cb break='no'/> <lb break='no'/>ver", "never"),
         ("Anglo-<lb break='no'/>Saxon", "Anglo-Saxon"),
         ("nou-<lb/>uelle", "nou- uelle"),
+        ("nou¬\n<lb/>uelle et a\u00ad<pb/>mie", "nouuelle et amie"),
         ("one<milestone unit='page'/>two", "one two"),
     ],
 )
@@ -449,7 +450,7 @@ def test_what_was_done_with_elements_of_tei_is_counted(tmp_path, namespace):
     counts = dict(line.split(": ") for line in counted.splitlines())
     assert sorted(counts.pop("left out").split(", ")) == [
         "gap 2",
-        'hyphens before break="no" 1',
+        "hyphens at breaks 1",
         "note 1",
         "ref 1",
         "sic 1",

@@ -15,7 +15,7 @@ from collections import Counter
 from pathlib import Path
 
 LIMITS = {"conditional expressions": 18.0, "comprehensions": 28.0, "assignment expressions": 0.5}
-MOST_LINES = 39_180  # what the package has now; the aim is 33,500, so this only goes down
+MOST_LINES = 39_100  # what the package has now; the aim is 33,500, so this only goes down
 LONGEST_FUNCTION = 60
 CODE_PER_COMMENT = 35
 

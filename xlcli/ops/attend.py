@@ -37,8 +37,9 @@ def attend(
     """
     scoring = scoring.joined()
     is_on_cpu = q.device.type == "cpu"
-    has_one_query = q.shape[-2] == 1
-    can_use_blocks = is_on_cpu and not has_one_query and not dropout and not torch.compiler.is_compiling()
+    n_new = q.shape[-2]
+    has_one_query = n_new == 1
+    can_use_blocks = is_on_cpu and n_new > 1 and not dropout and not torch.compiler.is_compiling()
     if can_use_blocks and isinstance(visible, Mask):
         out = _attend_in_blocks(q, k, v, visible, scoring, needed)
         if out is not None:

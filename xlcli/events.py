@@ -424,7 +424,7 @@ class Score(Event):
     mean_steps: float | None = None  # mean number of steps per token with adaptive computation time
     partial: bool = False  # evaluation was stopped; all values are of the tokens scored until then
     finished: bool = True  # the training of the model has ended
-    train_steps: int | None = None  # steps of the last training of the model, if its record has them
+    train_steps: int | None = None  # None: unknown, or it started from another model
     by_context: tuple[ContextBin, ...] = ()  # empty with a stride, adaptation or a cache
     pairs: tuple[PairShare, ...] = ()  # of all pairs of texts and of each group, if pairs were compared
     correct: float | None = None  # share of groups whose most probable continuation is the correct one, if rows say it

@@ -41,7 +41,7 @@ from xlcli.online import make_scorer, not_finite
 from xlcli.runtime import Runtime
 from xlcli.store.folder import LoadedModel
 from xlcli.store.layout import HELD_OUT
-from xlcli.store.origin import was_trained_on
+from xlcli.store.origin import origin_of, was_trained_on
 from xlcli.store.state_files import WordPosition
 from xlcli.text.corpus import Corpus, Part, gather
 from xlcli.text.documents import Joined
@@ -475,7 +475,7 @@ def _score_fields(run: Pass, options: EvalConfig, totals: Totals, batch_size: in
         "parameters": model.network.n_parameters,
         "weight_dtype": model.weight_dtype,
         "finished": model.record.get("finished") is not False,
-        "train_steps": model.record.get("steps"),
+        "train_steps": None if origin_of(model.record) else model.record.get("steps"),
         "file": text.part.corpus.name,
         "crlf": sum(text.part.corpus.facts.crlf),
         **asdict(counts),

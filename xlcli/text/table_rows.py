@@ -200,7 +200,9 @@ def _missing_column(field: str, texts: Sequence[str], columns: Sequence[str], pl
     if any(map(_DATA.fullmatch, columns)):
         remedy = f"Add a line above it with a name for each of its {len(columns):,} columns.{_PCIBEX}"
         return DataError(f"{place} seems to be data, not the names of the columns: {named(columns)}.", remedy)
-    return DataError(f"{place} has no text column '{field}'.", f"Name one of its columns: {named(texts) or 'none'}.")
+    remedy = f"Name one of its columns: {named(texts) or 'none'}."
+    remedy += f" If these are no names, write a line with {field} above."
+    return DataError(f"{place} has no text column '{field}'.", remedy)
 
 
 def _broken(place: str, reason: str) -> DataError:

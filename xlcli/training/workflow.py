@@ -231,10 +231,14 @@ def _pace(data: Prepared) -> Iterator[Notice]:
     began = time.monotonic()
     run.train_step(0.0)
     seconds = time.monotonic() - began
-    n_steps = train.max_time / seconds
     n_tokens = train.batch_size * train.segment_len
+    budgets = [train.max_time / seconds]  # in steps
+    if train.max_tokens is not None:
+        budgets.append(train.max_tokens / n_tokens)
+    if train.max_steps is not None:
+        budgets.append(train.max_steps)
     pace = f"a step of {n_tokens:,} tokens takes {seconds:.2g} s"
-    pace += f": about {n_steps:,.0f} steps fit into the time budget"
+    pace += f": about {min(budgets):,.0f} steps fit into the budget"
     valid = data.valid_ids
     if len(valid):
         n_valid = len(valid) * data.parts.valid.n_bytes / valid.n_bytes  # the tokens may be those of a sample

@@ -337,6 +337,12 @@ def text_of_tei(folder, document):
     return done.stdout, {path.name: path.read_text() for path in sorted((folder / "novel").iterdir())}, done.stderr
 
 
+def test_what_stands_apart_in_tei_has_no_blank_before_a_mark(tmp_path):
+    body = "<p><bibl>Hume</bibl>, and (<bibl>Gibbon</bibl>).<stage>Exit.</stage>Silence</p>"
+    _, texts, _ = text_of_tei(tmp_path, f"<TEI><text><body><div>{body}</div></body></text></TEI>")
+    assert list(texts.values()) == ["Hume, and (Gibbon). Exit. Silence\n"]
+
+
 def test_text_of_tei_is_without_header_and_notes(tmp_path):
     header = "<teiHeader><fileDesc><titleStmt><title>T</title></titleStmt></fileDesc></teiHeader>"
     body = "<head>I. <hi>Down</hi></head><p>The\n   dog<note><p>A note.</p></note> ran.<pb/></p>"

@@ -169,24 +169,22 @@ class _Stream:
 
     def begin_document(self, portion: bytes | None) -> Iterator[StreamEvent]:
         """Begins the document that a portion is, unless it continues the one before it; yields what this completes."""
-        records, words = self.output.records, self.output.words
-        fields: dict[str, Any] = {}
-        begins_document = False
-        if isinstance(portion, Document):
-            fields = plain(portion.fields)
-            records.count(portion)
-            was_output = self._options.emit == "lines" and not records.waiting  # the one before, after a pause
-            begins_document = was_output or not portion.continues
-            if portion.continues and records.waiting:
-                records.join(portion)
-        is_reset = self._options.reset_on_change is None
-        if portion and (begins_document or self.story is None):
-            is_reset = self._begin_story(fields)
-        if not begins_document:
-            if portion and words is not None and not words.at.n_begun:  # the text before the first row
-                words.at.begin(0, {})
+        if not isinstance(portion, Document):
+            self._begin_first(portion, {})
             return
-        assert isinstance(portion, Document)
+        records, words = self.output.records, self.output.words
+        records.count(portion)
+        is_output = self._options.emit == "lines" and not records.waiting  # the record before, as after a pause
+        if portion.continues and not is_output:
+            if records.waiting:
+                records.join(portion)
+            self._begin_first(portion, plain(portion.fields))
+            return
+
+        fields = plain(portion.fields)
+        is_reset = self._options.reset_on_change is None
+        if portion:  # a row without text is of no story
+            is_reset = self._begin_story(fields)
         # A saved state may end within a line whose other parts are lost: each record has lines of its own.
         if records.waiting and self.intake.is_within_line:
             self.intake.receive(b"\n")
@@ -196,6 +194,16 @@ class _Stream:
         yield from self.output.begin_record(start, portion)
         if words is not None:
             words.at.begin(start, fields)
+
+    def _begin_first(self, portion: bytes | None, fields: Mapping[str, Any]) -> None:
+        """Begins the first story and the first document of words with text that begins no row, if none has begun."""
+        if not portion:
+            return
+        if self.story is None:
+            self._begin_story(fields)
+        words = self.output.words
+        if words is not None and not words.at.n_begun:
+            words.at.begin(0, {})
 
     def _begin_story(self, fields: Mapping[str, Any]) -> bool:
         """Sets the story by `reset_on_change`. True if it is another one than before, or there is no such option."""

@@ -337,6 +337,13 @@ def text_of_tei(folder, document):
     return done.stdout, {path.name: path.read_text() for path in sorted((folder / "novel").iterdir())}, done.stderr
 
 
+def paragraph_of_tei(folder, content):
+    """What the script for TEI makes of a novel of one paragraph."""
+    _, texts, _ = text_of_tei(folder, f"<TEI><text><body><p>{content}</p></body></text></TEI>")
+    [text] = texts.values()
+    return text.rstrip("\n")
+
+
 def test_what_stands_apart_in_tei_has_no_blank_before_a_mark(tmp_path):
     body = "<p><bibl>Hume</bibl>, and (<bibl>Gibbon</bibl>).<stage>Exit.</stage>Silence</p>"
     _, texts, _ = text_of_tei(tmp_path, f"<TEI><text><body><div>{body}</div></body></text></TEI>")
@@ -406,8 +413,7 @@ def test_text_of_tei_is_neither_doubled_nor_joined(tmp_path, namespace, body, li
     ],
 )
 def test_quotation_marks_of_tei_are_added_where_only_tags_stand_for_them(tmp_path, part, line):
-    _, texts, _ = text_of_tei(tmp_path, f"<TEI><text><body><p>{part}</p></body></text></TEI>")
-    assert [text.rstrip("\n") for text in texts.values()] == [line]
+    assert paragraph_of_tei(tmp_path, part) == line
 
 
 @pytest.mark.parametrize(
@@ -423,8 +429,7 @@ def test_quotation_marks_of_tei_are_added_where_only_tags_stand_for_them(tmp_pat
     ],
 )
 def test_words_of_tei_are_whole_at_breaks_within_them(tmp_path, part, line):
-    _, texts, _ = text_of_tei(tmp_path, f"<TEI><text><body><p>{part}</p></body></text></TEI>")
-    assert [text.rstrip("\n") for text in texts.values()] == [line]
+    assert paragraph_of_tei(tmp_path, part) == line
 
 
 @pytest.mark.parametrize(
@@ -439,8 +444,7 @@ def test_words_of_tei_are_whole_at_breaks_within_them(tmp_path, part, line):
     ],
 )
 def test_one_reading_of_tei_is_taken(tmp_path, part, line):
-    _, texts, _ = text_of_tei(tmp_path, f"<TEI><text><body><p>{part}</p></body></text></TEI>")
-    assert [text.rstrip("\n") for text in texts.values()] == [line]
+    assert paragraph_of_tei(tmp_path, part) == line
 
 
 @pytest.mark.parametrize("namespace", NAMESPACES)

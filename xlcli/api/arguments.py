@@ -13,7 +13,7 @@ from typing import Any, TypeVar, get_args, get_origin
 
 from xlcli.config import BaseConfig, EvalConfig, GenerateConfig, OnlineConfig, StreamConfig
 from xlcli.errors import ConfigError
-from xlcli.text.documents import USUAL_FIELDS
+from xlcli.text.documents import rank_of_key
 
 Text = str | bytes
 Place = str | os.PathLike[str]  # path of a file or folder, or the name of a model
@@ -135,7 +135,7 @@ def path_of(value: object, name: str) -> str:
 def _text_column(table: Any) -> str:
     """The column of a table that has the texts by its name, else the first one, as Python writes it."""
     names = [name for name in getattr(table, "columns", table) if isinstance(name, str)]
-    return repr(min(names or ["text"], key=lambda name: USUAL_FIELDS.get(name.lower(), len(USUAL_FIELDS))))
+    return repr(min(names or ["text"], key=rank_of_key))
 
 
 def is_several(text: object) -> bool:

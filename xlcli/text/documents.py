@@ -375,6 +375,11 @@ def refusal(where: str, text_fields: Sequence[str], error: ValueError) -> DataEr
     )
 
 
+def rank_of_key(key: str) -> int:
+    """The place of a key among the usual names of texts, the most usual first; other keys come after all of them."""
+    return USUAL_FIELDS.get(key.lower().strip("_@0123456789"), len(USUAL_FIELDS))
+
+
 def key_hint(row: Any) -> str:
     """The end of a remark on a row that lacks a key: which of its keys have a text, the likeliest first; or nothing."""
     if not isinstance(row, dict):
@@ -384,8 +389,7 @@ def key_hint(row: Any) -> str:
         return ""
 
     def unlikeness(key: str) -> tuple[int, int, int]:
-        rank = USUAL_FIELDS.get(key.lower().strip("_@0123456789"), len(USUAL_FIELDS))
-        return rank, -len(_WORD.findall(texts[key])), -len(texts[key])
+        return rank_of_key(key), -len(_WORD.findall(texts[key])), -len(texts[key])
 
     first, *others = sorted(texts, key=unlikeness)
     hint = f"; --text-field {shortened(shlex.quote(first), 200)} reads that key"

@@ -35,8 +35,9 @@ def parquet_rows(descriptor: int, name: str, text_fields: Sequence[str]) -> Rows
             texts = [column for column, kind in kinds.items() if _TEXT_KIND.match(kind)]
             require_columns(text_fields, texts, parts.schema_arrow.names, name)
             columns = [column for column, kind in kinds.items() if "binary" not in kind]
+            schema = pyarrow.schema([_in_microseconds(parts.schema_arrow.field(column)) for column in columns])
             for batch in parts.iter_batches(batch_size=PARQUET_ROWS, columns=columns):
-                for row in _in_microseconds(batch).to_pylist():
+                for row in batch.cast(schema, safe=False).to_pylist():
                     number += 1
                     yield Place("row", number), row
         except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
@@ -46,16 +47,12 @@ def parquet_rows(descriptor: int, name: str, text_fields: Sequence[str]) -> Rows
             raise DataError(problem, "Leave its column out.") from None
 
 
-def _in_microseconds(batch: pyarrow.RecordBatch) -> pyarrow.RecordBatch:
-    """Returns the batch with dates and times that Python can hold: it knows no nanoseconds."""
-    from pyarrow import duration, schema, time64, timestamp
+def _in_microseconds(field: pyarrow.Field) -> pyarrow.Field:
+    """Returns the column with dates and times that Python can hold: it knows no nanoseconds."""
+    from pyarrow import duration, time64, timestamp
 
     shorter = {"time64[ns]": time64("us"), "duration[ns]": duration("us")}
-    fields = []
-    for field in batch.schema:
-        kind = str(field.type)
-        if kind.startswith("timestamp[ns"):
-            fields.append(field.with_type(timestamp("us", field.type.tz)))
-        else:
-            fields.append(field.with_type(shorter.get(kind, field.type)))
-    return batch.cast(schema(fields), safe=False)
+    kind = str(field.type)
+    if kind.startswith("timestamp[ns"):
+        return field.with_type(timestamp("us", field.type.tz))
+    return field.with_type(shorter.get(kind, field.type))
